@@ -1,0 +1,1 @@
+"""Verify kernels: the contract (`base`), the names (`registry`), one file a kernel."""

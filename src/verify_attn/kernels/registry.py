@@ -1,0 +1,135 @@
+"""Kernels by name: our own, or anyone's as ``package.module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from verify_attn.kernels.base import (
+    FunctionKernel,
+    KernelError,
+    ObjectKernel,
+    VerifyKernel,
+    declared,
+)
+
+# Module and attribute of each built-in; imported on first use, so that listing them needs no
+# Triton and no CUDA.
+BUILTIN = {
+    "torch": "verify_attn.kernels.torch_kernel:torch_verify",
+    "triton-unsplit": "verify_attn.kernels.triton_unsplit:TritonUnsplit",
+    "triton-split": "verify_attn.kernels.triton_split:TritonSplit",
+}
+
+
+def load(name: str) -> VerifyKernel:
+    """The built-in of that name, or the object at ``package.module:name``.
+
+    Raises `KernelError` with what was given, the rule and, if the user's module itself failed,
+    the traceback of the user's code.
+    """
+    if name in BUILTIN:
+        choose_triton_mode()
+        return _wrap(name, _resolve(BUILTIN[name]))
+    if ":" not in name:
+        raise KernelError(
+            f"no kernel {name!r}; give one of {', '.join(BUILTIN)}, or package.module:name"
+        )
+    choose_triton_mode()
+    return _wrap(name, _resolve(name))
+
+
+def choose_triton_mode() -> bool:
+    """Without a GPU, let Triton interpret; returns True if it will.
+
+    Triton reads the variable when a kernel is defined, so this comes before the import.
+    """
+    import torch
+
+    if "TRITON_INTERPRET" not in os.environ and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _resolve(path: str) -> object:
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise KernelError(f"{path!r} is not of the form package.module:name")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` would find it
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise KernelError(
+                f"{path!r}: no module {missing!r} on the path or in {os.getcwd()}"
+            ) from None
+        raise KernelError(f"{path!r}: importing it needs {missing!r}, which is not here") from None
+    except Exception as error:
+        raise KernelError(f"{path!r}: importing it raised\n{user_traceback(error)}") from None
+    target: object = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            near = [n for n in dir(target) if not n.startswith("_")]
+            raise KernelError(f"{path!r}: no {part!r} in {module_name}; it has: {', '.join(near)}")
+        target = getattr(target, part)
+    return target
+
+
+def _wrap(name: str, target: object) -> VerifyKernel:
+    if inspect.isclass(target):
+        try:
+            target = target()
+        except Exception as error:
+            raise KernelError(f"{name!r}: making it raised\n{user_traceback(error)}") from None
+    capabilities = declared(target)
+    run = getattr(target, "run", None)
+    # An object's own run comes first; Triton's JITFunction has one too but is no kernel of ours.
+    if callable(run) and not inspect.isfunction(target) and not hasattr(target, "arg_names"):
+        _check_signature(name, run, ("batch", "plan", "out", "lse"))
+        plan = getattr(target, "plan", None)
+        if plan is not None:
+            _check_signature(name, plan, ("batch",))
+        prepare = getattr(target, "prepare", None)
+        if prepare is not None:
+            _check_signature(name, prepare, ("batch", "plan"))
+        return ObjectKernel(name, target, capabilities)
+    if callable(target) and not hasattr(target, "arg_names"):
+        _check_signature(name, target, ("batch", "out", "lse"))
+        return FunctionKernel(name, target, capabilities)
+    raise KernelError(
+        f"{name!r} is a {type(target).__name__}; a kernel is a function f(batch, out, lse) or an "
+        "object with run(batch, plan, out, lse)"
+    )
+
+
+def _check_signature(name: str, call: Callable[..., object], takes: tuple[str, ...]) -> None:
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return  # builtins and extensions may have none to read; the first call will tell
+    try:
+        signature.bind(*takes)
+    except TypeError:
+        what = getattr(call, "__name__", type(call).__name__)
+        raise KernelError(
+            f"{name!r}: {what}{signature} has the wrong signature; it is called as "
+            f"{what}({', '.join(takes)})"
+        ) from None
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback without the frames of this package, the import system and Hypothesis."""
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, "<frozen")) and "hypothesis" not in frame.filename
+    ]
+    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
+    return "".join(lines).rstrip()

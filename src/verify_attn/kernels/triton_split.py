@@ -1,0 +1,262 @@
+"""``triton-split``: split-KV verify attention in Triton.
+
+Heads and nodes are the rows of one tile (row = node * H + head), so that a KV tile is read once
+for all of them.  A request's tokens, prefix then tree, are cut into S ranges worked on in
+parallel; the tree's bits are looked at only where a range reaches the tree.  A second kernel
+merges the ranges by log-sum-exp.  S depends on shape and bounds alone, each range's length on the
+lengths in device memory, so a captured graph follows the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from verify_attn.kernels.triton_common import (
+    LOG2_E,
+    Tile,
+    architecture,
+    capabilities,
+    load_rows,
+    padded,
+    pick,
+    refuses,
+    softmax_step,
+    token_offsets,
+    tree_visible,
+)
+from verify_attn.problem import VerifyBatch
+
+# (0, 0) is the interpreter.  sm_120 has 101,376 bytes of shared memory a block: the query tile and
+# one KV tile of 32 rows fill 74 KB of it.
+TILES = {
+    (0, 0): Tile(32, 32, 4, 1),
+    (8, 0): Tile(32, 32, 4, 2),
+    (8, 6): Tile(32, 32, 4, 1),
+    (9, 0): Tile(64, 64, 8, 2),
+    (10, 0): Tile(64, 64, 8, 2),
+    (12, 0): Tile(32, 32, 4, 1),
+}
+MERGE_DIMS, MERGE_SPLITS = 128, 16
+# The fewest tiles worth a range.
+LEAST_TILES = 2
+# Ranges in the interpreter, where nothing runs in parallel: enough to test the merge.
+INTERPRETER_SPLITS = 3
+
+
+@triton.jit
+def split_kernel(
+    q, pool, node_kv, table, prefix_lens, node_offsets, tree_mask,
+    out, lse, part_out, part_lse,
+    scale, page_size, splits, rows_total,
+    stride_qn, stride_qh, stride_page, stride_row, stride_node, stride_table, stride_mask,
+    stride_on, stride_oh, stride_ln, stride_lh,
+    HEADS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    OWN_ROWS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """One (row block, range, request).  ``scale`` is softmax_scale * log2(e)."""
+    split, request = tl.program_id(1), tl.program_id(2)
+    first = tl.load(node_offsets + request)
+    nodes = tl.load(node_offsets + request + 1) - first
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    if tl.program_id(0) * BLOCK_M >= nodes * HEADS:
+        return
+    live = row < nodes * HEADS
+    node = tl.minimum(row // HEADS, nodes - 1)  # rows past the end repeat the last node
+    head = row % HEADS
+    prefix = tl.load(prefix_lens + request)
+    table += request.to(tl.int64) * stride_table
+
+    # This program's range [low, high) of the request's tokens, whole tiles but for the last.
+    tokens = prefix + nodes
+    share = tl.cdiv(tl.cdiv(tokens, splits), BLOCK_N) * BLOCK_N
+    low = split * share
+    high = tl.minimum(low + share, tokens)
+
+    c = tl.arange(0, BLOCK_C)
+    d = tl.arange(0, BLOCK_R)
+    q_row = (first + node).to(tl.int64) * stride_qn + head.to(tl.int64) * stride_qh
+    q_c = load_rows(q, q_row, c, LATENT, BLOCK_C)  # [BLOCK_M, BLOCK_C]
+    q_r = load_rows(q + LATENT, q_row, d, ROPE, BLOCK_R)  # [BLOCK_M, BLOCK_R]
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+
+    end = tl.minimum(high, prefix)
+    for start in range(low, end, BLOCK_N):
+        position = start + tl.arange(0, BLOCK_N)
+        # Past the end, the last token is loaded again and its score dropped: no wild address.
+        where = token_offsets(
+            table, tl.minimum(position, end - 1), page_size, stride_page, stride_row
+        )
+        k_c = load_rows(pool, where, c, LATENT, BLOCK_C)  # [BLOCK_N, BLOCK_C]
+        k_r = load_rows(pool + LATENT, where, d, ROPE, BLOCK_R)  # [BLOCK_N, BLOCK_R]
+        scores = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
+        scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale
+        scores = tl.where((position < end)[None, :], scores, float("-inf"))
+        weights, fade, highest, total = softmax_step(scores, highest, total)
+        acc = tl.dot(weights.to(k_c.dtype), k_c, acc * fade[:, None], input_precision="ieee")
+
+    mask_row = (first + node).to(tl.int64) * stride_mask
+    for start in range(tl.maximum(low, prefix) - prefix, high - prefix, BLOCK_N):
+        other = start + tl.arange(0, BLOCK_N)
+        inside = other < high - prefix
+        other = tl.minimum(other, nodes - 1)
+        if OWN_ROWS:
+            where = (first + other).to(tl.int64) * stride_node
+            source = node_kv
+        else:
+            where = token_offsets(table, prefix + other, page_size, stride_page, stride_row)
+            source = pool
+        k_c = load_rows(source, where, c, LATENT, BLOCK_C)
+        k_r = load_rows(source + LATENT, where, d, ROPE, BLOCK_R)
+        scores = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
+        scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale
+        seen = tree_visible(tree_mask, mask_row, other) & inside[None, :]
+        scores = tl.where(seen, scores, float("-inf"))
+        weights, fade, highest, total = softmax_step(scores, highest, total)
+        acc = tl.dot(weights.to(k_c.dtype), k_c, acc * fade[:, None], input_precision="ieee")
+
+    some = total > 0.0
+    acc = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
+    log_sum = tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), float("-inf"))  # base 2
+    keep = live[:, None] & (c < LATENT)[None, :]
+    if SPLIT:
+        slot = split.to(tl.int64) * rows_total + first * HEADS + row
+        tl.store(part_lse + slot, log_sum, mask=live)
+        tl.store(part_out + slot[:, None] * LATENT + c[None, :], acc, mask=keep)
+    else:
+        to = (first + node).to(tl.int64) * stride_on + head.to(tl.int64) * stride_oh
+        tl.store(out + to[:, None] + c[None, :], acc.to(out.dtype.element_ty), mask=keep)
+        to = (first + node).to(tl.int64) * stride_ln + head.to(tl.int64) * stride_lh
+        tl.store(lse + to, log_sum / 1.4426950408889634, mask=live)
+
+
+@triton.jit
+def merge_kernel(
+    prefix_lens, node_offsets, out, lse, part_out, part_lse,
+    splits, rows_total, stride_on, stride_oh, stride_ln, stride_lh,
+    HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIMS: tl.constexpr, RANGES: tl.constexpr,
+):  # fmt: skip
+    """One (row of one request, DIMS of its output): sum of the ranges, each by its exp(lse)."""
+    row, request = tl.program_id(0), tl.program_id(2)
+    first = tl.load(node_offsets + request)
+    nodes = tl.load(node_offsets + request + 1) - first
+    if row >= nodes * HEADS:
+        return
+    tokens = tl.load(prefix_lens + request) + nodes
+    share = tl.cdiv(tl.cdiv(tokens, splits), BLOCK_N) * BLOCK_N
+    used = tl.cdiv(tokens, share)  # the ranges that hold a token; the others' parts are unset
+    c = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
+    slot = first.to(tl.int64) * HEADS + row
+
+    highest = tl.full([RANGES], float("-inf"), tl.float32)
+    for start in range(0, used, RANGES):
+        split = start + tl.arange(0, RANGES)
+        at = split.to(tl.int64) * rows_total + slot
+        part = tl.load(part_lse + at, mask=split < used, other=float("-inf"))
+        highest = tl.maximum(highest, part)
+    peak = tl.max(highest, 0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+
+    total = tl.zeros([RANGES], tl.float32)
+    acc = tl.zeros([DIMS], tl.float32)
+    for start in range(0, used, RANGES):
+        split = start + tl.arange(0, RANGES)
+        at = split.to(tl.int64) * rows_total + slot
+        part = tl.load(part_lse + at, mask=split < used, other=float("-inf"))
+        share_of = tl.exp2(part - base)
+        total += share_of
+        keep = (split < used)[:, None] & (c < LATENT)[None, :]
+        values = tl.load(part_out + at[:, None] * LATENT + c[None, :], mask=keep, other=0.0)
+        acc += tl.sum(share_of[:, None] * values, 0)
+    whole = tl.sum(total, 0)
+    acc = tl.where(whole > 0.0, acc / tl.where(whole > 0.0, whole, 1.0), 0.0)
+
+    node, head = (first + row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
+    to = out + node * stride_on + head * stride_oh + c
+    tl.store(to, acc.to(out.dtype.element_ty), mask=c < LATENT)
+    if tl.program_id(1) == 0:
+        log_sum = tl.where(whole > 0.0, peak + tl.log2(tl.where(whole > 0.0, whole, 1.0)), float("-inf"))
+        tl.store(lse + node * stride_ln + head * stride_lh, log_sum / 1.4426950408889634)
+
+
+@dataclass(eq=False)
+class SplitPlan:
+    """Grid and workspace: ``part_out`` [S, N * H, D_c] and ``part_lse`` [S, N * H] float32."""
+
+    tile: Tile
+    splits: int
+    row_blocks: int
+    part_out: torch.Tensor
+    part_lse: torch.Tensor
+
+
+class TritonSplit:
+    """See the module's first lines."""
+
+    def __init__(self) -> None:
+        self.capabilities = capabilities()
+
+    def unsupported(self, batch: VerifyBatch) -> str | None:
+        return refuses(self.capabilities, batch)
+
+    def plan(self, batch: VerifyBatch) -> SplitPlan:
+        heads = batch.geometry.heads
+        tile = pick(TILES, architecture(batch.device))
+        row_blocks = max(1, triton.cdiv(batch.max_nodes * heads, tile.block_m))
+        tiles = triton.cdiv(batch.max_prefix_len + batch.max_nodes, tile.block_n)
+        splits = max(1, min(_most_splits(batch, row_blocks), tiles // LEAST_TILES))
+        slots = splits * batch.rows * heads if splits > 1 else 1
+        return SplitPlan(
+            tile,
+            splits,
+            row_blocks,
+            torch.empty(slots, batch.geometry.latent_dim, device=batch.device),
+            torch.empty(slots, device=batch.device),
+        )
+
+    def run(
+        self, batch: VerifyBatch, plan: SplitPlan, out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        geometry, tile = batch.geometry, plan.tile
+        own_rows = batch.node_kv is not None
+        node_kv: Any = batch.node_kv if own_rows else batch.q
+        rows_total = batch.rows * geometry.heads
+        split_kernel[(plan.row_blocks, plan.splits, batch.requests)](
+            batch.q, batch.kv_pool, node_kv, batch.page_table, batch.prefix_lens,
+            batch.node_offsets, batch.tree_mask, out, lse, plan.part_out, plan.part_lse,
+            batch.softmax_scale * LOG2_E, batch.page_size, plan.splits, rows_total,
+            batch.q.stride(0), batch.q.stride(1), batch.kv_pool.stride(0), batch.kv_pool.stride(1),
+            node_kv.stride(0), batch.page_table.stride(0), batch.tree_mask.stride(0),
+            out.stride(0), out.stride(1), lse.stride(0), lse.stride(1),
+            HEADS=geometry.heads, LATENT=geometry.latent_dim, ROPE=geometry.rope_dim,
+            BLOCK_C=padded(geometry.latent_dim), BLOCK_R=padded(geometry.rope_dim),
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            OWN_ROWS=own_rows, SPLIT=plan.splits > 1,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        if plan.splits > 1:
+            dims = triton.cdiv(geometry.latent_dim, MERGE_DIMS)
+            merge_kernel[(max(1, batch.max_nodes * geometry.heads), dims, batch.requests)](
+                batch.prefix_lens, batch.node_offsets, out, lse, plan.part_out, plan.part_lse,
+                plan.splits, rows_total,
+                out.stride(0), out.stride(1), lse.stride(0), lse.stride(1),
+                HEADS=geometry.heads, LATENT=geometry.latent_dim, BLOCK_N=tile.block_n,
+                DIMS=MERGE_DIMS, RANGES=MERGE_SPLITS, num_warps=4,
+            )  # fmt: skip
+
+
+def _most_splits(batch: VerifyBatch, row_blocks: int) -> int:
+    """Ranges that fill the GPU: one program a multiprocessor, since a tile takes its memory."""
+    if batch.device.type != "cuda":
+        return INTERPRETER_SPLITS
+    at_once = torch.cuda.get_device_properties(batch.device).multi_processor_count
+    return at_once // (row_blocks * batch.requests)
