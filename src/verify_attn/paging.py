@@ -17,7 +17,7 @@ import numpy.typing as npt
 PageIds = npt.NDArray[np.int32]
 
 
-class OutOfPages(RuntimeError):
+class OutOfPagesError(RuntimeError):
     """The pool has too few free pages; the message says how many were asked for and are free."""
 
 
@@ -54,7 +54,7 @@ class _Allocator:
         if count < 0:
             raise ValueError(f"count is {count}; it must not be negative")
         if count > self.free_pages:
-            raise OutOfPages(f"{count} pages asked for, {self.free_pages} are free")
+            raise OutOfPagesError(f"{count} pages asked for, {self.free_pages} are free")
 
     def _give_back(self, pages: Iterable[int]) -> list[int]:
         returned = [int(page) for page in pages]

@@ -29,7 +29,7 @@ class VerifyBatch:
     ``page_table``    [R, max_pages] int32; entries past a request's last page are undefined
     ``prefix_lens``   [R] int32, committed tokens before the tree
     ``node_offsets``  [R + 1] int32; request r's nodes are rows node_offsets[r]..[r + 1]
-    ``tree_mask``     [N, words] int64; row i, node j of the same request: bit j % 64 of word j // 64.
+    ``tree_mask``     [N, words] int64; node j of the same request is bit j % 64 of word j // 64.
                       A row without bits is padding: it sees the prefix alone
     ``softmax_scale`` factor on q . k
     ``max_prefix_len``, ``max_nodes``   host bounds of one request: what a plan may rely on

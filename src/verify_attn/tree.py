@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +135,7 @@ class DraftTree:
         for node, kids in enumerate(self.children):
             if kids:
                 first[node] = kids[0]
-                for left, right in zip(kids, kids[1:], strict=False):
+                for left, right in pairwise(kids):
                     sibling[left] = right
         return tuple(first), tuple(sibling)
 
@@ -158,8 +159,8 @@ class DraftTree:
             while child != -1:
                 if not 0 <= child < nodes or child in seen:
                     raise TreeError(
-                        f"node {node} links to {child}; a link must lead to a node of 0..{nodes - 1}"
-                        " that no other link leads to, or be -1"
+                        f"node {node} links to {child}; a link must lead to a node of "
+                        f"0..{nodes - 1} that no other link leads to, or be -1"
                     )
                 seen.add(child)
                 parents[child] = node

@@ -72,7 +72,9 @@ def _shapes(batch: VerifyBatch) -> None:
         _need(fits, f"{field}.shape", tuple(tensor.shape), f"it must be {dims} (None: any)")
         _need(tensor.dtype == dtype, f"{field}.dtype", tensor.dtype, f"it must be {dtype}")
         wanted = "cpu" if field.endswith("_host") else batch.device.type
-        _need(tensor.device.type == wanted, f"{field}.device", tensor.device, f"it must be {wanted}")
+        _need(
+            tensor.device.type == wanted, f"{field}.device", tensor.device, f"it must be {wanted}"
+        )
     for field, tensor in (("q", batch.q), ("kv_pool", batch.kv_pool), ("node_kv", batch.node_kv)):
         if tensor is not None:
             _need(

@@ -27,7 +27,7 @@ class KernelError(RuntimeError):
     """A kernel that cannot be loaded or used; the message says what was given and the rule."""
 
 
-class Unsupported(KernelError):
+class UnsupportedError(KernelError):
     """A case outside what a kernel declares; the message is the reason."""
 
 

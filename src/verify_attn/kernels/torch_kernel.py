@@ -28,9 +28,7 @@ def torch_verify(batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> No
             _one_request(batch, request, out[first:last], lse[first:last])
 
 
-def _one_request(
-    batch: VerifyBatch, request: int, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+def _one_request(batch: VerifyBatch, request: int, out: torch.Tensor, lse: torch.Tensor) -> None:
     latent = batch.geometry.latent_dim
     first, last = batch.offset_list[request], batch.offset_list[request + 1]
     nodes, heads = last - first, batch.geometry.heads

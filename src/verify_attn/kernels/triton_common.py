@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from verify_attn.kernels.base import Capabilities, Unsupported
+from verify_attn.kernels.base import Capabilities, UnsupportedError
 from verify_attn.problem import VerifyBatch
 
 LOG2_E = 1.4426950408889634
@@ -37,7 +37,9 @@ def pick(tiles: dict[tuple[int, int], Tile], arch: tuple[int, int]) -> Tile:
     """The tile of that architecture, or of the nearest older one in the table."""
     known = [a for a in sorted(tiles) if a <= arch]
     if not known:
-        raise Unsupported(f"architecture {arch} is older than {min(tiles)}, the oldest with a tile")
+        raise UnsupportedError(
+            f"architecture {arch} is older than {min(tiles)}, the oldest with a tile"
+        )
     return tiles[known[-1]]
 
 
@@ -62,7 +64,7 @@ def capabilities() -> Capabilities:
 
 def padded(width: int) -> int:
     """A power of two of at least 16, the least that tl.dot takes."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, int(triton.next_power_of_2(width)))
 
 
 @triton.jit

@@ -184,7 +184,9 @@ def merge_kernel(
     to = out + node * stride_on + head * stride_oh + c
     tl.store(to, acc.to(out.dtype.element_ty), mask=c < LATENT)
     if tl.program_id(1) == 0:
-        log_sum = tl.where(whole > 0.0, peak + tl.log2(tl.where(whole > 0.0, whole, 1.0)), float("-inf"))
+        log_sum = tl.where(
+            whole > 0.0, peak + tl.log2(tl.where(whole > 0.0, whole, 1.0)), float("-inf")
+        )
         tl.store(lse + node * stride_ln + head * stride_lh, log_sum / 1.4426950408889634)
 
 
