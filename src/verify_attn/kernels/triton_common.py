@@ -20,12 +20,16 @@ INTERPRETER_DTYPES = (torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows (of q) and tokens (of KV) of one tile, and how Triton compiles it."""
+    """Rows (of q) and tokens (of KV) of one tile, and how Triton compiles it.
+
+    ``block_n`` divides 64 (see `tree_visible`); ``registers`` caps a thread's.
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def architecture(device: torch.device) -> tuple[int, int]:
@@ -84,12 +88,17 @@ def load_rows(base, offsets, dim, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_columns(base, offsets, dim, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The same rows as `load_rows`, transposed: [BLOCK, rows]."""
-    pointers = base + offsets[None, :] + dim[:, None]
-    if WIDTH == BLOCK:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=(dim < WIDTH)[:, None], other=0.0)
+def masked_rows(base, offsets, keep, dim, WIDTH: tl.constexpr):
+    """[rows, dims], 0 where ``keep`` [rows] is false and in the padding columns."""
+    mask = keep[:, None] & (dim < WIDTH)[None, :]
+    return tl.load(base + offsets[:, None] + dim[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def masked_columns(base, offsets, keep, dim, WIDTH: tl.constexpr):
+    """The same rows as `masked_rows`, transposed: [dims, rows]."""
+    mask = keep[None, :] & (dim < WIDTH)[:, None]
+    return tl.load(base + offsets[None, :] + dim[:, None], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -108,7 +117,10 @@ def softmax_step(scores, highest, total):
 
 
 @triton.jit
-def tree_visible(tree_mask, row_offsets, node):
-    """[M, n] bool: bit node % 64 of word node // 64 of each row of the tree mask."""
-    words = tl.load(tree_mask + row_offsets[:, None] + (node // 64)[None, :])
-    return ((words >> (node % 64).to(tl.int64)[None, :]) & 1) != 0
+def tree_visible(tree_mask, row_offsets, start, n):
+    """[M, tile] bool: do the rows see nodes start + n?
+
+    The tile must not straddle a 64-bit word: start is a multiple of its width, which divides 64.
+    """
+    words = tl.load(tree_mask + row_offsets + start // 64)
+    return ((words[:, None] >> (start % 64 + n).to(tl.int64)[None, :]) & 1) != 0

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from verify_attn.kernels.triton_common import (
+    INTERPRETED,
     LOG2_E,
     Tile,
     architecture,
@@ -37,11 +38,26 @@ TILES = {
     (0, 0): Tile(32, 32, 4, 1),
     (8, 0): Tile(32, 32, 4, 2),
     (8, 6): Tile(32, 32, 4, 1),
-    (9, 0): Tile(64, 64, 8, 2),
+    (9, 0): Tile(64, 64, 8, 3),
     (10, 0): Tile(64, 64, 8, 2),
     (12, 0): Tile(32, 32, 4, 1),
 }
-MERGE_DIMS, MERGE_SPLITS = 128, 16
+
+
+@dataclass(frozen=True)
+class MergeTile:
+    """Rows, ranges and output dims that one step of the merge holds."""
+
+    rows: int
+    ranges: int
+    dims: int
+    warps: int
+
+
+# In the interpreter a program costs milliseconds whatever its size, so there it takes many rows.
+MERGE = MergeTile(1, 32, 128, 4)
+INTERPRETER_MERGE = MergeTile(128, 4, 128, 4)
+
 # The fewest tiles worth a range.
 LEAST_TILES = 2
 # Ranges in the interpreter, where nothing runs in parallel: enough to test the merge.
@@ -73,11 +89,12 @@ def split_kernel(
     prefix = tl.load(prefix_lens + request)
     table += request.to(tl.int64) * stride_table
 
-    # This program's range [low, high) of the request's tokens, whole tiles but for the last.
-    tokens = prefix + nodes
-    share = tl.cdiv(tl.cdiv(tokens, splits), BLOCK_N) * BLOCK_N
+    # This program's tiles [low, high), of the prefix's first and then the tree's.
+    prefix_tiles = tl.cdiv(prefix, BLOCK_N)
+    tiles = prefix_tiles + tl.cdiv(nodes, BLOCK_N)
+    share = tl.cdiv(tiles, splits)
     low = split * share
-    high = tl.minimum(low + share, tokens)
+    high = tl.minimum(low + share, tiles)
 
     c = tl.arange(0, BLOCK_C)
     d = tl.arange(0, BLOCK_R)
@@ -88,26 +105,24 @@ def split_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
 
-    end = tl.minimum(high, prefix)
-    for start in range(low, end, BLOCK_N):
-        position = start + tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_N)
+    last = prefix - 1
+    for tile in range(low, tl.minimum(high, prefix_tiles)):
         # Past the end, the last token is loaded again and its score dropped: no wild address.
-        where = token_offsets(
-            table, tl.minimum(position, end - 1), page_size, stride_page, stride_row
-        )
+        position = tl.minimum(tile * BLOCK_N + n, last)
+        where = token_offsets(table, position, page_size, stride_page, stride_row)
         k_c = load_rows(pool, where, c, LATENT, BLOCK_C)  # [BLOCK_N, BLOCK_C]
         k_r = load_rows(pool + LATENT, where, d, ROPE, BLOCK_R)  # [BLOCK_N, BLOCK_R]
         scores = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
         scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale
-        scores = tl.where((position < end)[None, :], scores, float("-inf"))
+        scores = tl.where((tile * BLOCK_N + n < prefix)[None, :], scores, float("-inf"))
         weights, fade, highest, total = softmax_step(scores, highest, total)
         acc = tl.dot(weights.to(k_c.dtype), k_c, acc * fade[:, None], input_precision="ieee")
 
     mask_row = (first + node).to(tl.int64) * stride_mask
-    for start in range(tl.maximum(low, prefix) - prefix, high - prefix, BLOCK_N):
-        other = start + tl.arange(0, BLOCK_N)
-        inside = other < high - prefix
-        other = tl.minimum(other, nodes - 1)
+    for tile in tl.range(tl.maximum(low, prefix_tiles), high, num_stages=1):
+        start = (tile - prefix_tiles) * BLOCK_N
+        other = tl.minimum(start + n, nodes - 1)
         if OWN_ROWS:
             where = (first + other).to(tl.int64) * stride_node
             source = node_kv
@@ -118,7 +133,7 @@ def split_kernel(
         k_r = load_rows(source + LATENT, where, d, ROPE, BLOCK_R)
         scores = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
         scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale
-        seen = tree_visible(tree_mask, mask_row, other) & inside[None, :]
+        seen = tree_visible(tree_mask, mask_row, start, n) & (start + n < nodes)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
         weights, fade, highest, total = softmax_step(scores, highest, total)
         acc = tl.dot(weights.to(k_c.dtype), k_c, acc * fade[:, None], input_precision="ieee")
@@ -142,52 +157,54 @@ def split_kernel(
 def merge_kernel(
     prefix_lens, node_offsets, out, lse, part_out, part_lse,
     splits, rows_total, stride_on, stride_oh, stride_ln, stride_lh,
-    HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_N: tl.constexpr,
-    DIMS: tl.constexpr, RANGES: tl.constexpr,
+    HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, RANGES: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """One (row of one request, DIMS of its output): sum of the ranges, each by its exp(lse)."""
-    row, request = tl.program_id(0), tl.program_id(2)
+    """One (row block of one request, DIMS of its output): the ranges' sum, each by its exp(lse).
+
+    SPLITS is a power of two of at least ``splits``; RANGES of them are loaded at a time.
+    """
+    request = tl.program_id(2)
     first = tl.load(node_offsets + request)
     nodes = tl.load(node_offsets + request + 1) - first
-    if row >= nodes * HEADS:
+    if tl.program_id(0) * ROWS >= nodes * HEADS:
         return
-    tokens = tl.load(prefix_lens + request) + nodes
-    share = tl.cdiv(tl.cdiv(tokens, splits), BLOCK_N) * BLOCK_N
-    used = tl.cdiv(tokens, share)  # the ranges that hold a token; the others' parts are unset
-    c = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
-    slot = first.to(tl.int64) * HEADS + row
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = row < nodes * HEADS
+    tiles = tl.cdiv(tl.load(prefix_lens + request), BLOCK_N) + tl.cdiv(nodes, BLOCK_N)
+    used = tl.cdiv(tiles, tl.cdiv(tiles, splits))  # the ranges with a tile; other parts are unset
+    slot = first.to(tl.int64) * HEADS + tl.minimum(row, nodes * HEADS - 1)  # [ROWS]
 
-    highest = tl.full([RANGES], float("-inf"), tl.float32)
-    for start in range(0, used, RANGES):
-        split = start + tl.arange(0, RANGES)
-        at = split.to(tl.int64) * rows_total + slot
-        part = tl.load(part_lse + at, mask=split < used, other=float("-inf"))
-        highest = tl.maximum(highest, part)
-    peak = tl.max(highest, 0)
+    split = tl.arange(0, SPLITS)
+    at = split.to(tl.int64)[None, :] * rows_total + slot[:, None]
+    part = tl.load(part_lse + at, mask=(split < used)[None, :], other=float("-inf"))
+    peak = tl.max(part, 1)
     base = tl.where(peak == float("-inf"), 0.0, peak)
+    whole = tl.sum(tl.exp2(part - base[:, None]), 1)
+    some = whole > 0.0
+    whole = tl.where(some, whole, 1.0)
 
-    total = tl.zeros([RANGES], tl.float32)
-    acc = tl.zeros([DIMS], tl.float32)
+    c = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
     for start in range(0, used, RANGES):
         split = start + tl.arange(0, RANGES)
-        at = split.to(tl.int64) * rows_total + slot
-        part = tl.load(part_lse + at, mask=split < used, other=float("-inf"))
-        share_of = tl.exp2(part - base)
-        total += share_of
-        keep = (split < used)[:, None] & (c < LATENT)[None, :]
-        values = tl.load(part_out + at[:, None] * LATENT + c[None, :], mask=keep, other=0.0)
-        acc += tl.sum(share_of[:, None] * values, 0)
-    whole = tl.sum(total, 0)
-    acc = tl.where(whole > 0.0, acc / tl.where(whole > 0.0, whole, 1.0), 0.0)
+        inside = (split < used)[None, :]
+        at = split.to(tl.int64)[None, :] * rows_total + slot[:, None]  # [ROWS, RANGES]
+        part = tl.load(part_lse + at, mask=inside, other=float("-inf"))
+        values = tl.load(
+            part_out + at[:, :, None] * LATENT + c[None, None, :],
+            mask=inside[:, :, None] & (c < LATENT)[None, None, :],
+            other=0.0,
+        )
+        acc += tl.sum(tl.exp2(part - base[:, None])[:, :, None] * values, 1)
+    acc = acc / whole[:, None]
 
     node, head = (first + row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
-    to = out + node * stride_on + head * stride_oh + c
-    tl.store(to, acc.to(out.dtype.element_ty), mask=c < LATENT)
+    to = out + (node * stride_on + head * stride_oh)[:, None] + c[None, :]
+    tl.store(to, acc.to(out.dtype.element_ty), mask=live[:, None] & (c < LATENT)[None, :])
     if tl.program_id(1) == 0:
-        log_sum = tl.where(
-            whole > 0.0, peak + tl.log2(tl.where(whole > 0.0, whole, 1.0)), float("-inf")
-        )
-        tl.store(lse + node * stride_ln + head * stride_lh, log_sum / 1.4426950408889634)
+        log_sum = tl.where(some, peak + tl.log2(whole), float("-inf")) / 1.4426950408889634
+        tl.store(lse + node * stride_ln + head * stride_lh, log_sum, mask=live)
 
 
 @dataclass(eq=False)
@@ -214,7 +231,8 @@ class TritonSplit:
         heads = batch.geometry.heads
         tile = pick(TILES, architecture(batch.device))
         row_blocks = max(1, triton.cdiv(batch.max_nodes * heads, tile.block_m))
-        tiles = triton.cdiv(batch.max_prefix_len + batch.max_nodes, tile.block_n)
+        tiles = triton.cdiv(batch.max_prefix_len, tile.block_n)
+        tiles += triton.cdiv(batch.max_nodes, tile.block_n)
         splits = max(1, min(_most_splits(batch, row_blocks), tiles // LEAST_TILES))
         slots = splits * batch.rows * heads if splits > 1 else 1
         return SplitPlan(
@@ -246,13 +264,19 @@ class TritonSplit:
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         if plan.splits > 1:
-            dims = triton.cdiv(geometry.latent_dim, MERGE_DIMS)
-            merge_kernel[(max(1, batch.max_nodes * geometry.heads), dims, batch.requests)](
+            merge = INTERPRETER_MERGE if INTERPRETED else MERGE
+            grid = (
+                max(1, triton.cdiv(batch.max_nodes * geometry.heads, merge.rows)),
+                triton.cdiv(geometry.latent_dim, merge.dims),
+                batch.requests,
+            )
+            merge_kernel[grid](
                 batch.prefix_lens, batch.node_offsets, out, lse, plan.part_out, plan.part_lse,
                 plan.splits, rows_total,
                 out.stride(0), out.stride(1), lse.stride(0), lse.stride(1),
                 HEADS=geometry.heads, LATENT=geometry.latent_dim, BLOCK_N=tile.block_n,
-                DIMS=MERGE_DIMS, RANGES=MERGE_SPLITS, num_warps=4,
+                SPLITS=max(16, triton.next_power_of_2(plan.splits)),
+                ROWS=merge.rows, RANGES=merge.ranges, DIMS=merge.dims, num_warps=merge.warps,
             )  # fmt: skip
 
 

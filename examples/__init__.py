@@ -1,0 +1,1 @@
+"""Other people's kernels as kernels of this harness."""
