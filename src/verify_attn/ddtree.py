@@ -62,7 +62,10 @@ def ddtree(logits: npt.ArrayLike, budget: int) -> DDTree:
     top = _top(rows, width)
     scores = np.take_along_axis(rows, top, axis=1) - _logsumexp(rows)
 
-    parents, tokens, ranks, log_probs = [-1], [], [], []
+    parents = [-1]
+    tokens: list[int] = []
+    ranks: list[int] = []
+    log_probs: list[float] = []
     # Entry: minus the path's score, its ranks (the tie-break), its parent.
     heap: list[tuple[float, tuple[int, ...], int]] = [(-float(scores[0, 0]), (0,), 0)]
     while heap and len(tokens) < budget:
@@ -97,5 +100,7 @@ def _logsumexp(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     if not np.isfinite(highest).all():
         position = int(np.flatnonzero(~np.isfinite(highest[:, 0]))[0])
         raise TreeError(f"logits[{position}] is -inf throughout; a position needs a likely token")
-    total: npt.NDArray[np.float32] = np.log(np.exp(rows - highest).sum(axis=1, keepdims=True))
-    return highest + total
+    sums: npt.NDArray[np.float32] = highest + np.log(
+        np.exp(rows - highest).sum(axis=1, keepdims=True)
+    )
+    return sums

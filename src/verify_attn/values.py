@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify_attn.problem import VerifyBatch
+from verify_attn.assemble import Arrangement, Content, shared_pages
+from verify_attn.geometry import AttentionGeometry
+from verify_attn.tree import BoolArray
 
+VALUES = ("planted", "equal", "large", "dominant")
 TILE_SIZES = (16, 32, 64, 128)
 SPLIT_COUNTS = (2, 4, 8, 16, 32)
 STRETCHES = 64
@@ -58,72 +61,63 @@ def planted_positions(
     return positions[(positions >= 0) & (positions < prefix_len)]
 
 
-def fill_values(batch: VerifyBatch, kind: str, seed: int, rng: np.random.Generator) -> None:
-    """Write q and every row that some token owns; all else stays as it is (poison)."""
-    device = batch.device
+def make_contents(
+    geometry: AttentionGeometry,
+    prefix_lens: list[int],
+    visible: list[BoolArray],
+    *,
+    kind: str,
+    arrangement: Arrangement,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Content]:
+    """q and KV rows of every request.
+
+    ``kind``: ``planted`` (see above), ``equal`` (q is 0, so all logits are), ``large`` (scaled
+    logits up to about 1e3), ``dominant`` (one key a request holds nearly all the weight).
+    Requests that share pages share the rows in them.
+    """
+    seed, page_size = arrangement.seed, arrangement.page_size
+    rng = np.random.default_rng([seed, 1])
     generator = torch.Generator(device=device).manual_seed(seed)
-    geometry, scale = batch.geometry, batch.softmax_scale
-    latent, rope = geometry.latent_dim, geometry.rope_dim
-    spread = LARGE_SPREAD if kind == "large" else LOGIT_SPREAD
+    scale, latent = geometry.softmax_scale, geometry.latent_dim
     sigma = math.sqrt(LOGIT_SPREAD / (scale * math.sqrt(geometry.qk_dim)))
+    q_sigma = {"equal": 0.0, "large": sigma * LARGE_SPREAD / LOGIT_SPREAD}.get(kind, sigma)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device)
 
-    direction = normal(rope)
+    direction = normal(geometry.rope_dim)
     direction /= direction.norm()
-    live = batch.offset_list[-1]
-    q = normal(live, geometry.heads, geometry.qk_dim) * (sigma * spread / LOGIT_SPREAD)
-    if kind == "equal":
-        q.zero_()
-
-    lift = _lift(batch, kind)
-    if lift:
-        q[..., latent:] += direction * math.sqrt(lift / scale)
-    batch.q[:live] = q.to(batch.q.dtype)
-
-    written: dict[int, int] = {}  # shared pages are written once, by the first request
-    for request in range(batch.requests):
-        prefix, nodes = batch.prefix_list[request], batch.nodes(request)
+    lift = _lift(kind, max(prefix_lens))
+    raise_by = direction * math.sqrt(lift / scale)
+    shared = shared_pages(arrangement.shared_pages, page_size, prefix_lens)
+    made: list[Content] = []
+    for request, prefix in enumerate(prefix_lens):
+        nodes = len(visible[request])
+        q = normal(nodes, geometry.heads, geometry.qk_dim) * q_sigma
         rows = normal(prefix + nodes, geometry.qk_dim) * sigma
         if lift:
+            q[..., latent:] += raise_by
             if kind == "dominant":
-                planted = torch.tensor([int(rng.integers(prefix))] if prefix else [0])
+                planted = np.array([rng.integers(prefix) if prefix else 0])
             else:
-                some = planted_positions(prefix, nodes, batch.page_size, rng)
-                planted = torch.from_numpy(np.append(some, np.arange(prefix, prefix + nodes)))
-            rows[planted.to(device), latent:] += direction * math.sqrt(lift / scale)
-        _write(batch, request, rows.to(batch.q.dtype), written)
+                some = planted_positions(prefix, nodes, page_size, rng)
+                planted = np.append(some, np.arange(prefix, prefix + nodes))
+            rows[torch.from_numpy(planted).to(device), latent:] += raise_by
+        q, rows = q.to(dtype), rows.to(dtype)
+        if request and shared[request]:
+            same = shared[request] * page_size
+            rows[:same] = made[0].prefix[:same]
+        made.append(Content(q, rows[:prefix], rows[prefix:], visible[request]))
+    return made
 
 
-def _lift(batch: VerifyBatch, kind: str) -> float:
+def _lift(kind: str, longest: int) -> float:
     """What the shared direction adds to a planted key's logit."""
     if kind == "dominant":
         return DOMINANT_LOGIT
-    longest = max(batch.prefix_list)
     if kind != "planted" or longest <= 256:
         return 0.0
     # Weight of the planted keys: m * exp(lift) against (n - m), spread alike.
     return math.log(PLANTED_WEIGHT * longest / 160.0 + 1.0)
-
-
-def _write(batch: VerifyBatch, request: int, rows: torch.Tensor, written: dict[int, int]) -> None:
-    """Put a request's rows where its page table says, and its nodes' where the batch keeps them."""
-    prefix = batch.prefix_list[request]
-    if batch.node_kv is not None:
-        first = batch.offset_list[request]
-        batch.node_kv[first : first + len(rows) - prefix] = rows[prefix:]
-        rows = rows[:prefix]
-    if not len(rows):
-        return
-    page_size = batch.page_size
-    used = -(-len(rows) // page_size)
-    pages = batch.page_table[request, :used].tolist()
-    skip = 0
-    while skip < used and pages[skip] in written:  # shared pages lead the table
-        skip += 1
-    written.update((page, request) for page in pages)
-    start = skip * page_size
-    position = torch.arange(start, len(rows), device=batch.device)
-    page = batch.page_table[request].long()[position // page_size]
-    batch.kv_pool[page, position % page_size] = rows[start:]

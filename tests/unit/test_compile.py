@@ -139,14 +139,21 @@ def test_launches_are_specialised_like_real_ones():
     seen = []
     results = compile_kernels(
         "sm_90",
-        [Setting("triton-split", page_size=1), Setting("triton-split", page_size=24)],
+        [
+            Setting("triton-split", page_size=1),
+            Setting("triton-split", page_size=24, ranges=132),
+        ],
         progress=lambda done, total, result: seen.append((done, total, result.label)),
     )
-    one, merge, odd = results
-    assert [r.function for r in results] == ["split_kernel", "merge_kernel", "split_kernel"]
-    assert [s[:2] for s in seen] == [(1, 3), (2, 3), (3, 3)]
+    one, merge, odd, _ = results
+    assert [r.label for r in results] == [
+        "split_kernel bfloat16 kimi-k2.6-tp8 nodes=60 page=1 split",
+        "merge_kernel bfloat16 kimi-k2.6-tp8 nodes=60 ranges<=16",
+        "split_kernel bfloat16 kimi-k2.6-tp8 nodes=60 page=24 split",
+        "merge_kernel bfloat16 kimi-k2.6-tp8 nodes=60 ranges<=256",
+    ]
+    assert [s[:2] for s in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert {s[2] for s in seen} == {r.label for r in results}
-    assert one.label == "split_kernel bfloat16 kimi-k2.6-tp8 nodes=60 page=1 split"
 
     assert one.constants["page_size"] == 1
     assert "page_size" not in odd.constants

@@ -122,7 +122,9 @@ def launches(
     for setting in settings:
         module_name, _, class_name = BUILTIN[setting.kernel].partition(":")
         module: Any = importlib.import_module(module_name)
+        # What a plan asks the GPU for.
         module.architecture = lambda device: capability
+        module.INTERPRETER_SPLITS = setting.ranges
         if tile is not None:
             common = importlib.import_module("verify_attn.kernels.triton_common")
             module.TILES = {capability: replace(common.pick(module.TILES, capability), **tile)}

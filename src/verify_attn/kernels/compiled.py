@@ -49,7 +49,8 @@ class Setting:
     ``geometry``   preset; a kernel may have the head count and the widths compiled in
     ``page_size``  Triton compiles 1, multiples of 16 and other integers differently
     ``own_rows``   the nodes' KV rows come apart from the pool
-    ``prefix``, ``nodes``   host bounds of one request: they decide tile and number of ranges
+    ``prefix``, ``nodes``   host bounds of one request
+    ``ranges``     most ranges that the GPU has room for; with the bounds, they decide how many
     """
 
     kernel: str
@@ -59,6 +60,7 @@ class Setting:
     own_rows: bool = False
     prefix: int = 100_000
     nodes: int = 60
+    ranges: int = 9
 
 
 def default_settings() -> list[Setting]:
@@ -74,11 +76,13 @@ def default_settings() -> list[Setting]:
             given = Setting(kernel, geometry)
             settings += [given, Setting(**asdict(given) | SHORT)]
         settings.append(Setting(kernel, nodes=100))
-    return settings
+    return settings + [Setting("triton-split", ranges=ranges) for ranges in RANGES]
 
 
 # One tile of tokens: nothing to split.
 SHORT: dict[str, Any] = {"prefix": 0, "nodes": 8}
+# The merge is compiled for 16, 32, 64, 128 and 256 ranges; these are multiples of nothing.
+RANGES = (17, 33, 66, 132)
 
 
 @dataclass(frozen=True)
@@ -272,4 +276,6 @@ def _label(function: str, setting: Setting, arguments: list[str], constants: dic
         words.append("own rows")
     if "SPLIT" in constants:
         words.append("split" if constants["SPLIT"] else "whole")
+    if "SPLITS" in constants:
+        words.append(f"ranges<={constants['SPLITS']}")
     return " ".join(words)

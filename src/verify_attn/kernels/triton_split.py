@@ -32,6 +32,17 @@ from verify_attn.kernels.triton_common import (
 )
 from verify_attn.problem import VerifyBatch
 
+# Numbers that a kernel compiled for one value would not be faster with.
+UNSPECIALIZED = (
+    "heads",
+    "splits",
+    "rows_total",
+    "stride_table",
+    "stride_mask",
+    "stride_ln",
+    "stride_lh",
+)
+
 # (0, 0) is the interpreter.  sm_120 has 101,376 bytes of shared memory a block: the query tile and
 # one KV tile of 32 rows fill 74 KB of it.
 TILES = {
@@ -64,14 +75,14 @@ LEAST_TILES = 2
 INTERPRETER_SPLITS = 3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kernel(
     q, pool, node_kv, table, prefix_lens, node_offsets, tree_mask,
     out, lse, part_out, part_lse,
-    scale, page_size, splits, rows_total,
+    scale, heads, page_size, splits, rows_total,
     stride_qn, stride_qh, stride_page, stride_row, stride_node, stride_table, stride_mask,
     stride_on, stride_oh, stride_ln, stride_lh,
-    HEADS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
+    LATENT: tl.constexpr, ROPE: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     OWN_ROWS: tl.constexpr, SPLIT: tl.constexpr,
@@ -81,11 +92,11 @@ def split_kernel(
     first = tl.load(node_offsets + request)
     nodes = tl.load(node_offsets + request + 1) - first
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    if tl.program_id(0) * BLOCK_M >= nodes * HEADS:
+    if tl.program_id(0) * BLOCK_M >= nodes * heads:
         return
-    live = row < nodes * HEADS
-    node = tl.minimum(row // HEADS, nodes - 1)  # rows past the end repeat the last node
-    head = row % HEADS
+    live = row < nodes * heads
+    node = tl.minimum(row // heads, nodes - 1)  # rows past the end repeat the last node
+    head = row % heads
     prefix = tl.load(prefix_lens + request)
     table += request.to(tl.int64) * stride_table
 
@@ -143,7 +154,7 @@ def split_kernel(
     log_sum = tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), float("-inf"))  # base 2
     keep = live[:, None] & (c < LATENT)[None, :]
     if SPLIT:
-        slot = split.to(tl.int64) * rows_total + first * HEADS + row
+        slot = split.to(tl.int64) * rows_total + first * heads + row
         tl.store(part_lse + slot, log_sum, mask=live)
         tl.store(part_out + slot[:, None] * LATENT + c[None, :], acc, mask=keep)
     else:
@@ -153,11 +164,11 @@ def split_kernel(
         tl.store(lse + to, log_sum / 1.4426950408889634, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(
     prefix_lens, node_offsets, out, lse, part_out, part_lse,
-    splits, rows_total, stride_on, stride_oh, stride_ln, stride_lh,
-    HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    heads, splits, rows_total, stride_on, stride_oh, stride_ln, stride_lh,
+    LATENT: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr, RANGES: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     """One (row block of one request, DIMS of its output): the ranges' sum, each by its exp(lse).
@@ -167,13 +178,13 @@ def merge_kernel(
     request = tl.program_id(2)
     first = tl.load(node_offsets + request)
     nodes = tl.load(node_offsets + request + 1) - first
-    if tl.program_id(0) * ROWS >= nodes * HEADS:
+    if tl.program_id(0) * ROWS >= nodes * heads:
         return
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live = row < nodes * HEADS
+    live = row < nodes * heads
     tiles = tl.cdiv(tl.load(prefix_lens + request), BLOCK_N) + tl.cdiv(nodes, BLOCK_N)
     used = tl.cdiv(tiles, tl.cdiv(tiles, splits))  # the ranges with a tile; other parts are unset
-    slot = first.to(tl.int64) * HEADS + tl.minimum(row, nodes * HEADS - 1)  # [ROWS]
+    slot = first.to(tl.int64) * heads + tl.minimum(row, nodes * heads - 1)  # [ROWS]
 
     split = tl.arange(0, SPLITS)
     at = split.to(tl.int64)[None, :] * rows_total + slot[:, None]
@@ -199,7 +210,7 @@ def merge_kernel(
         acc += tl.sum(tl.exp2(part - base[:, None])[:, :, None] * values, 1)
     acc = acc / whole[:, None]
 
-    node, head = (first + row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
+    node, head = (first + row // heads).to(tl.int64), (row % heads).to(tl.int64)
     to = out + (node * stride_on + head * stride_oh)[:, None] + c[None, :]
     tl.store(to, acc.to(out.dtype.element_ty), mask=live[:, None] & (c < LATENT)[None, :])
     if tl.program_id(1) == 0:
@@ -253,11 +264,11 @@ class TritonSplit:
         split_kernel[(plan.row_blocks, plan.splits, batch.requests)](
             batch.q, batch.kv_pool, node_kv, batch.page_table, batch.prefix_lens,
             batch.node_offsets, batch.tree_mask, out, lse, plan.part_out, plan.part_lse,
-            batch.softmax_scale * LOG2_E, batch.page_size, plan.splits, rows_total,
+            batch.softmax_scale * LOG2_E, geometry.heads, batch.page_size, plan.splits, rows_total,
             batch.q.stride(0), batch.q.stride(1), batch.kv_pool.stride(0), batch.kv_pool.stride(1),
             node_kv.stride(0), batch.page_table.stride(0), batch.tree_mask.stride(0),
             out.stride(0), out.stride(1), lse.stride(0), lse.stride(1),
-            HEADS=geometry.heads, LATENT=geometry.latent_dim, ROPE=geometry.rope_dim,
+            LATENT=geometry.latent_dim, ROPE=geometry.rope_dim,
             BLOCK_C=padded(geometry.latent_dim), BLOCK_R=padded(geometry.rope_dim),
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             OWN_ROWS=own_rows, SPLIT=plan.splits > 1,
@@ -272,9 +283,9 @@ class TritonSplit:
             )
             merge_kernel[grid](
                 batch.prefix_lens, batch.node_offsets, out, lse, plan.part_out, plan.part_lse,
-                plan.splits, rows_total,
+                geometry.heads, plan.splits, rows_total,
                 out.stride(0), out.stride(1), lse.stride(0), lse.stride(1),
-                HEADS=geometry.heads, LATENT=geometry.latent_dim, BLOCK_N=tile.block_n,
+                LATENT=geometry.latent_dim, BLOCK_N=tile.block_n,
                 SPLITS=max(16, triton.next_power_of_2(plan.splits)),
                 ROWS=merge.rows, RANGES=merge.ranges, DIMS=merge.dims, num_warps=merge.warps,
             )  # fmt: skip

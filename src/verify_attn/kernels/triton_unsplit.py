@@ -43,7 +43,7 @@ TILES = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("stride_table", "stride_mask", "stride_ln", "stride_lh"))
 def unsplit_kernel(
     q, pool, node_kv, table, prefix_lens, node_offsets, tree_mask, out, lse,
     scale, page_size,

@@ -1,0 +1,223 @@
+"""From the contents of requests to a `VerifyBatch`: pages chosen, rows placed, the rest poisoned.
+
+The same contents can be assembled in many arrangements (other page sizes, other pages, alone or
+in a batch, with padding); attention must not notice.  What may not be read is poison: NaN in rows
+and page tails that no token owns and between strided rows, wild ids in unused table entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify_attn.geometry import AttentionGeometry
+from verify_attn.paging import FifoAllocator, churn
+from verify_attn.problem import VerifyBatch
+from verify_attn.tree import BoolArray, mask_words, pack_words
+
+LAYOUTS = ("contiguous", "reversed", "shuffled", "churned", "interleaved")
+Q_LAYOUTS = ("contiguous", "strided", "offset")
+POOL_LAYOUTS = ("packed", "row-stride", "page-stride")
+WILD_PAGE = 2_147_480_000  # no pool has this page
+SPARE_PAGES = 3
+
+Pages = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """One request, free of any layout.
+
+    ``q`` [n, H, D], ``prefix`` [prefix_len, D], ``nodes`` [n, D] (the nodes' KV rows),
+    ``visible`` [n, n] bool (a padding row is all false).
+    """
+
+    q: torch.Tensor
+    prefix: torch.Tensor
+    nodes: torch.Tensor
+    visible: BoolArray
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How contents lie in memory; the fields are those of `verify_attn.generate.Case`."""
+
+    page_size: int = 1
+    layout: str = "contiguous"
+    shared_pages: int = 0
+    tail_rows: int = 0
+    q: str = "contiguous"
+    pool: str = "packed"
+    node_kv: bool = False
+    slack: int = 0
+    high_slots: bool = False
+    seed: int = 0
+
+    def changed(self, **values: Any) -> Arrangement:
+        """A copy with other values."""
+        return replace(self, **values)
+
+
+def shared_pages(wanted: int, page_size: int, prefix_lens: list[int]) -> list[int]:
+    """Leading pages that each request shares with the first: wholly inside both prefixes."""
+    return [min(wanted, length // page_size, prefix_lens[0] // page_size) for length in prefix_lens]
+
+
+def lay_out(
+    how: Arrangement, prefix_lens: list[int], nodes: list[int], rng: np.random.Generator
+) -> tuple[list[Pages], int]:
+    """Page ids of each request in token order, and the pages that the pool needs."""
+    page = how.page_size
+    stored = [0 if how.node_kv else n for n in nodes]
+    counts = [-(-(p + n) // page) for p, n in zip(prefix_lens, stored, strict=True)]
+    shared = shared_pages(how.shared_pages, page, prefix_lens)
+    own = [count - (shared[r] if r else 0) for r, count in enumerate(counts)]
+    pages = sum(own) + SPARE_PAGES + sum(own) // 4
+    ids = _page_order(how.layout, own, pages, rng)
+    tables: list[Pages] = []
+    start = 0
+    for request, count in enumerate(own):
+        mine = ids[start : start + count]
+        start += count
+        leading = tables[0][: shared[request]] if request else mine[:0]
+        tables.append(np.concatenate([leading, mine]))
+    return tables, pages
+
+
+def _page_order(layout: str, own: list[int], pages: int, rng: np.random.Generator) -> Pages:
+    """Page ids, first all of request 0's in token order, then request 1's ..."""
+    used = sum(own)
+    if layout == "contiguous":
+        return np.arange(1, used + 1)
+    if layout == "reversed":
+        return np.arange(used, 0, -1)
+    if layout == "shuffled":
+        return rng.permutation(pages)[:used]
+    if layout == "churned":
+        allocator = FifoAllocator(pages)
+        churn(allocator, rng, load=0.8, steps=40)
+        return np.concatenate([allocator.allocate(count) for count in own]).astype(np.int64)
+    # interleaved: the first pages of all requests, then all their second pages ...
+    index = np.concatenate([np.arange(count) for count in own])
+    order = np.argsort(index, kind="stable")
+    ids = np.empty(used, dtype=np.int64)
+    ids[order] = np.arange(1, used + 1)
+    return ids
+
+
+def assemble(
+    geometry: AttentionGeometry,
+    contents: list[Content],
+    how: Arrangement,
+    like: VerifyBatch | None = None,
+) -> VerifyBatch:
+    """Put contents into a batch.
+
+    ``like`` makes the shapes and bounds those of another batch, for kernels that plan once per
+    shape and bounds; the contents must fit into them.
+    """
+    device, dtype = contents[0].q.device, contents[0].q.dtype
+    rng = np.random.default_rng(how.seed)
+    prefix_lens = [len(c.prefix) for c in contents]
+    nodes = [len(c.q) for c in contents]
+    tables, pages = lay_out(how, prefix_lens, nodes, rng)
+    offsets = np.cumsum([0, *nodes]).astype(np.int32)
+    rows = int(offsets[-1]) + how.tail_rows
+    wide = max(1, max(len(t) for t in tables) + how.slack // how.page_size)
+    bounds = (max(prefix_lens) + how.slack, max(nodes))
+    base = _high_base(how, geometry) if how.high_slots else 0
+    if like is not None:
+        rows, wide = like.rows, like.page_table.shape[1]
+        bounds = (like.max_prefix_len, like.max_nodes)
+        pages = like.kv_pool.shape[0] - base
+
+    table = np.full((len(contents), wide), WILD_PAGE, dtype=np.int32)
+    words = mask_words(bounds[1])
+    mask = np.full((rows, words), -1, dtype=np.int64)  # rows of no request: any bits
+    for request, content in enumerate(contents):
+        table[request, : len(tables[request])] = tables[request] + base
+        mask[offsets[request] : offsets[request + 1]] = pack_words(content.visible, words)
+
+    q = _empty_q(how, geometry, rows, dtype, device)
+    pool = _empty_pool(how, geometry, base, pages, dtype, device)
+    node_kv = None
+    if how.node_kv:
+        node_kv = torch.full((rows, geometry.qk_dim), torch.nan, dtype=dtype, device=device)
+    for request, content in enumerate(contents):
+        own = slice(int(offsets[request]), int(offsets[request + 1]))
+        q[own] = content.q
+        stored = content.prefix
+        if node_kv is not None:
+            node_kv[own] = content.nodes
+        else:
+            stored = torch.cat([content.prefix, content.nodes])
+        if len(stored):
+            position = torch.arange(len(stored), device=device)
+            ids = torch.from_numpy(tables[request] + base).to(device)
+            pool[ids[position // how.page_size], position % how.page_size] = stored
+
+    prefix = np.array(prefix_lens, dtype=np.int32)
+    return VerifyBatch(
+        geometry=geometry,
+        q=q,
+        kv_pool=pool,
+        page_table=torch.from_numpy(table).to(device),
+        prefix_lens=torch.from_numpy(prefix).to(device, copy=True),
+        node_offsets=torch.from_numpy(offsets).to(device, copy=True),
+        tree_mask=torch.from_numpy(mask).to(device),
+        softmax_scale=geometry.softmax_scale,
+        max_prefix_len=bounds[0],
+        max_nodes=bounds[1],
+        node_kv=node_kv,
+        prefix_lens_host=torch.from_numpy(prefix),
+        node_offsets_host=torch.from_numpy(offsets),
+    )
+
+
+def _empty_q(
+    how: Arrangement, geometry: AttentionGeometry, rows: int, dtype: torch.dtype, device: Any
+) -> torch.Tensor:
+    """q, or a view of a larger tensor; NaN all over, so that what lies between is poison."""
+    heads, wide = geometry.heads, geometry.qk_dim
+    if how.q == "contiguous":
+        return torch.full((rows, heads, wide), torch.nan, dtype=dtype, device=device)
+    if how.q == "strided":
+        whole = torch.full((rows, heads + 1, wide + 16), torch.nan, dtype=dtype, device=device)
+        return whole[:, 1:, 8 : 8 + wide]
+    flat = torch.full((1 + rows * heads * wide,), torch.nan, dtype=dtype, device=device)
+    return flat[1:].view(rows, heads, wide)  # the first element is not even 4-byte aligned
+
+
+def _page_shape(how: Arrangement, geometry: AttentionGeometry) -> tuple[int, int]:
+    """Rows and dims that a page takes in memory, gaps included."""
+    extra_rows = 1 if how.pool == "page-stride" else 0
+    extra_dims = 16 if how.pool == "row-stride" else 0
+    return how.page_size + extra_rows, geometry.qk_dim + extra_dims
+
+
+def _empty_pool(
+    how: Arrangement,
+    geometry: AttentionGeometry,
+    base: int,
+    pages: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    shape = (base + pages, *_page_shape(how, geometry))
+    if base and device.type == "cpu":
+        # Gigabytes cost nothing until they are written, so only both ends are poisoned.
+        whole = torch.empty(shape, dtype=dtype, device=device)
+        whole[:64] = torch.nan
+        whole[base:] = torch.nan
+    else:
+        whole = torch.full(shape, torch.nan, dtype=dtype, device=device)
+    return whole[:, : how.page_size, : geometry.qk_dim]
+
+
+def _high_base(how: Arrangement, geometry: AttentionGeometry) -> int:
+    """The first page whose offset is past 2^31 elements."""
+    rows, dims = _page_shape(how, geometry)
+    return int(-(-(2**31) // (rows * dims)) + 1)
