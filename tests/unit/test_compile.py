@@ -157,7 +157,7 @@ def test_launches_are_specialised_like_real_ones():
 
     assert one.constants["page_size"] == 1
     assert "page_size" not in odd.constants
-    assert (one.constants["HEADS"], one.constants["SPLIT"]) == (8, True)
+    assert (one.constants["LATENT"], one.constants["SPLIT"]) == (512, True)
     tile = TILES[(9, 0)]
     assert (one.constants["BLOCK_M"], one.constants["BLOCK_N"]) == (tile.block_m, tile.block_n)
     assert (one.constants["num_warps"], one.constants["num_stages"]) == (tile.warps, tile.stages)

@@ -27,8 +27,8 @@ from triton.backends.compiler import GPUTarget
 
 from verify_attn.generate import DTYPES
 from verify_attn.geometry import preset
+from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.kernels.compiled import Setting
-from verify_attn.kernels.registry import BUILTIN
 from verify_attn.kernels.resources import THREADS_PER_WARP, parse_ptxas
 from verify_attn.problem import VerifyBatch
 

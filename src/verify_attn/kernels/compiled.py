@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class CompilerError(KernelError):
 class Setting:
     """Everything outside a kernel that its launches, and so its compiled code, depend on.
 
-    ``geometry``   preset; a kernel may have the head count and the widths compiled in
+    ``geometry``   preset: its widths are compiled in, of its head count at most divisors
     ``page_size``  Triton compiles 1, multiples of 16 and other integers differently
     ``own_rows``   the nodes' KV rows come apart from the pool
     ``prefix``, ``nodes``   host bounds of one request
@@ -71,10 +71,10 @@ def default_settings() -> list[Setting]:
             for page_size in (1, 64, 24):
                 for own_rows in (False, True):
                     given = Setting(kernel, "kimi-k2.6-tp8", dtype, page_size, own_rows)
-                    settings += [given, Setting(**asdict(given) | SHORT)]
+                    settings += [given, replace(given, **SHORT)]
         for geometry in ("deepseek-v3-tp8", "deepseek-v3-tp1"):
             given = Setting(kernel, geometry)
-            settings += [given, Setting(**asdict(given) | SHORT)]
+            settings += [given, replace(given, **SHORT)]
         settings.append(Setting(kernel, nodes=100))
     return settings + [Setting("triton-split", ranges=ranges) for ranges in RANGES]
 
@@ -130,10 +130,7 @@ def compile_kernels(
     """
     limits = limits_of(arch)
     if importlib.util.find_spec("triton") is None:
-        raise CompilerError(
-            f"no Triton in {sys.prefix}; it comes with verify-attn on Linux alone "
-            "(pip install triton)"
-        )
+        raise CompilerError(f"no Triton in {sys.prefix}; on Linux: pip install triton")
     chosen = default_settings() if settings is None else list(settings)
     request = {
         "capability": limits.capability,

@@ -16,14 +16,7 @@ from verify_attn.kernels.base import (
     VerifyKernel,
     declared,
 )
-
-# Module and attribute of each built-in; imported on first use, so that listing them needs no
-# Triton and no CUDA.
-BUILTIN = {
-    "torch": "verify_attn.kernels.torch_kernel:torch_verify",
-    "triton-unsplit": "verify_attn.kernels.triton_unsplit:TritonUnsplit",
-    "triton-split": "verify_attn.kernels.triton_split:TritonSplit",
-}
+from verify_attn.kernels.builtin import BUILTIN
 
 
 def load(name: str) -> VerifyKernel:

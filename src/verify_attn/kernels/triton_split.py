@@ -46,7 +46,7 @@ UNSPECIALIZED = (
 # (0, 0) is the interpreter.  sm_120 has 101,376 bytes of shared memory a block: the query tile and
 # one KV tile of 32 rows fill 74 KB of it.
 TILES = {
-    (0, 0): Tile(32, 32, 4, 1),
+    (0, 0): Tile(128, 64, 4, 1),
     (8, 0): Tile(32, 32, 4, 2),
     (8, 6): Tile(32, 32, 4, 1),
     (9, 0): Tile(64, 64, 8, 3),

@@ -34,7 +34,7 @@ from verify_attn.kernels.triton_common import (
 from verify_attn.problem import VerifyBatch
 
 TILES = {
-    (0, 0): Tile(32, 64, 4, 1),
+    (0, 0): Tile(64, 64, 4, 1),
     (8, 0): Tile(32, 64, 8, 1),
     (8, 6): Tile(32, 32, 8, 1),
     (9, 0): Tile(32, 64, 8, 1, registers=128),

@@ -1,0 +1,167 @@
+"""What the commands print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from verify_attn.conformance import CHECK_NAMES
+from verify_attn.conformance.pool import worker_count
+from verify_attn.conformance.session import Session, UnusableKernel
+from verify_attn.environment import gpus, interpreted, summary
+from verify_attn.kernels.builtin import BUILTIN
+from verify_attn.record import BAD_USAGE, INTERRUPTED, RecordError, exit_code
+
+EXAMPLES_GPU, EXAMPLES_CPU = 1000, 40
+STATUS_STYLE = {"pass": "green", "fail": "bold red", "skipped": "dim"}
+
+
+def _error(message: str) -> int:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {escape(message)}")
+    return BAD_USAGE
+
+
+def chosen_checks(only: Sequence[str]) -> list[str]:
+    """The checks that ``--only`` names; ValueError for an unknown one."""
+    names = [name for part in only for name in part.split(",") if name]
+    unknown = [name for name in names if name not in CHECK_NAMES]
+    if unknown:
+        raise ValueError(f"no check {unknown[0]!r}; there are: {', '.join(CHECK_NAMES)}")
+    return names or list(CHECK_NAMES)
+
+
+def run_check(
+    kernels: Sequence[str],
+    *,
+    examples: int | None,
+    seed: int,
+    only: Sequence[str],
+    record: Path | None,
+    case: str | None,
+    time_limit_s: float,
+    workers: int | None,
+    resume: bool,
+) -> int:
+    """`verify-attn check`; returns the exit code."""
+    found = gpus()
+    if resume and record is None:
+        return _error("--resume needs --json FILE, the record to go on with")
+    if case is not None:
+        from verify_attn.generate import Case, CaseError
+
+        try:
+            Case.from_json(case)
+        except (CaseError, ValueError) as error:
+            return _error(str(error))
+    try:
+        session = Session(
+            kernels or list(BUILTIN),
+            chosen_checks(only),
+            examples=examples or (EXAMPLES_GPU if found else EXAMPLES_CPU),
+            seed=seed,
+            case=case,
+            command=["verify-attn", *sys.argv[1:]],
+            record=record,
+            resume=resume,
+        )
+    except (ValueError, RecordError, UnusableKernel) as error:
+        return _error(str(error))
+    console = Console(highlight=False)
+    console.print(summary(found), style="dim")
+    interrupted = False
+    try:
+        _show_progress(session, workers or worker_count(bool(found)), time_limit_s)
+    except UnusableKernel as error:
+        return _error(str(error))
+    except KeyboardInterrupt:
+        interrupted = True
+    _print_result(console, session)
+    if interrupted:
+        where = f"; what ran is in {record}, go on with --resume" if record else ""
+        console.print(f"interrupted{where}")
+    return exit_code(session.cases, interrupted)
+
+
+def _show_progress(session: Session, workers: int, time_limit_s: float) -> None:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[failed]}", style="bold red"),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        total = 1 if session.case_json else session.examples
+        ids = {
+            k: bars.add_task(k, total=total, completed=session.progress[k].examples, failed="")
+            for k in session.kernels
+        }
+        for kernel in session.run(workers, time_limit_s):
+            failed = [c for c, t in session.tallies[kernel].items() if t.failures]
+            bars.update(
+                ids[kernel],
+                completed=session.progress[kernel].examples,
+                failed=", ".join(failed) + " failed" if failed else "",
+            )
+
+
+def _print_result(console: Console, session: Session) -> None:
+    cases = {c["id"]: c for c in session.cases}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("check")
+    for kernel in session.kernels:
+        table.add_column(kernel, justify="right", overflow="fold")
+    for check in session.checks:
+        row = [_cell(cases[f"{kernel}/{check}"]) for kernel in session.kernels]
+        table.add_row(check, *row)
+    console.print(table)
+    notes: dict[str, list[str]] = {}
+    for case in cases.values():
+        if case["status"] == "skipped":
+            notes.setdefault(case["reason"], []).append(case["id"])
+    for reason, ids in notes.items():
+        console.print(f"[dim]skipped {escape(', '.join(ids))}: {escape(reason)}[/dim]")
+    for case in cases.values():
+        for failure in case.get("failures", []):
+            _print_failure(console, case, failure)
+
+
+def _cell(case: dict[str, Any]) -> str:
+    style = STATUS_STYLE[case["status"]]
+    count = case["metrics"]["executed"]
+    text = case["status"] if case["status"] != "pass" else f"pass {count:,}"
+    return f"[{style}]{text}[/{style}]"
+
+
+def _print_failure(console: Console, case: dict[str, Any], failure: dict[str, Any]) -> None:
+    import json
+
+    from verify_attn.conformance.reproduce import reproduce
+
+    kernel, check = case["parameters"]["kernel"], case["parameters"]["check"]
+    console.print(f"\n[bold red]FAIL[/bold red] {escape(kernel)}")
+    for line in failure["text"].splitlines():
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    line = reproduce(kernel, check, json.dumps(failure["case"], separators=(",", ":")))
+    console.print(f"  reproduce: {escape(line)}", soft_wrap=True)
+
+
+def run_doctor() -> None:
+    """`verify-attn doctor`."""
+    from verify_attn.doctor import findings
+
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in findings():
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
+    console.print(table)
+
+
+def run_compile(archs: Sequence[str]) -> int:
+    """`verify-attn compile`; returns the exit code."""
+    raise SystemExit(f"compile {archs} {interpreted()} {INTERRUPTED}")

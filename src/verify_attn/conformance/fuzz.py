@@ -1,0 +1,184 @@
+"""One kernel's fuzz in one process: draw cases, run checks, shrink what fails.
+
+Everything that happens is told as events, so that the process that watches can name the culprit
+if this one hangs or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.errors import Flaky
+
+from verify_attn.conformance import POISONED_EXIT
+from verify_attn.conformance.checks import CHECKS
+from verify_attn.conformance.strategies import CPU, GPU, cases
+from verify_attn.conformance.text import describe
+from verify_attn.conformance.trial import CheckFailed, NotApplicable, Trial
+from verify_attn.generate import Case
+from verify_attn.kernels.base import UnsupportedError, VerifyKernel
+from verify_attn.kernels.registry import choose_triton_mode, user_traceback
+
+Emit = Callable[[dict[str, Any]], None]
+SHRINK_S, SHRINK_INTERPRETED_S = 20.0, 60.0
+
+
+class _Found(Exception):  # the one exception that Hypothesis shrinks
+    pass
+
+
+@dataclass
+class _Failure:
+    check: str
+    case: Case
+    text: str
+
+
+@dataclass
+class Fuzz:
+    """The state of one run over one kernel."""
+
+    kernel: VerifyKernel
+    device: torch.device
+    checks: list[str]
+    emit: Emit
+    seed: int
+    executed: Counter[str] = field(default_factory=Counter)
+    inapplicable: Counter[str] = field(default_factory=Counter)
+    done: int = 0
+    failure: _Failure | None = None
+    shrink_until: float = 0.0
+
+    def run(self, examples: int) -> None:
+        """Draw that many cases; a check that failed is not drawn again."""
+        rounds = 0
+        while self.done < examples and self.checks:
+            before = self.done
+            failure = self._explore(examples - self.done, self.seed + 7919 * rounds)
+            rounds += 1
+            if failure:
+                self.emit({
+                    "event": "failure", "check": failure.check, "text": failure.text,
+                    "case": failure.case.to_json(), "final": True,
+                })  # fmt: skip
+                self.checks = [c for c in self.checks if c != failure.check]
+            elif self.done == before:
+                break  # Hypothesis found no further case
+
+    def _explore(self, examples: int, this_seed: int) -> _Failure | None:
+        self.failure = None
+        profile = GPU if self.device.type == "cuda" else CPU
+        rng = random.Random(this_seed)
+
+        # Every setting is given, so that a CI environment or a user's profile changes nothing.
+        @seed(this_seed)
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            derandomize=False,
+            print_blob=False,
+            report_multiple_bugs=False,
+            verbosity=Verbosity.quiet,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(cases(profile, self.kernel.capabilities))
+        def explore(case: Case) -> None:
+            if self.failure:
+                self._shrink(case)
+                return
+            self.done += 1
+            for name in self._choose(rng):
+                self._one(case, name)
+            self.emit({"event": "example", "tokens": case.tokens})
+
+        with suppress(_Found, Flaky):  # the failure is in self.failure
+            explore()
+        return self.failure
+
+    def _choose(self, rng: random.Random) -> list[str]:
+        """Two or three checks, those that have run least first."""
+
+        def runs(name: str) -> float:
+            waste = self.inapplicable[name] * (0.25 if self.executed[name] else 1.0)
+            return self.executed[name] + waste + rng.random()
+
+        return sorted(self.checks, key=runs)[: rng.choice((2, 3))]
+
+    def _shrink(self, case: Case) -> None:
+        """Try a simpler case with the failed check alone, as long as there is time."""
+        assert self.failure
+        if time.monotonic() > self.shrink_until and case != self.failure.case:
+            return  # as if it passed: Hypothesis then settles for the best so far
+        self._one(case, self.failure.check)
+
+    def _one(self, case: Case, name: str) -> None:
+        self.emit({"event": "start", "check": name, "case": case.to_json()})
+        outcome = attempt(self.kernel, case, name, self.device)
+        if outcome["status"] == "fail":
+            if not self.failure:
+                limit = SHRINK_INTERPRETED_S if choose_triton_mode() else SHRINK_S
+                self.shrink_until = time.monotonic() + limit
+            self.failure = _Failure(name, case, outcome["text"])
+            self.emit({
+                "event": "failure", "check": name, "text": outcome["text"],
+                "case": case.to_json(), "final": False,
+            })  # fmt: skip
+            if outcome["poisoned"]:
+                os._exit(POISONED_EXIT)  # nothing that this process says from now on counts
+            raise _Found(name)
+        if not self.failure:
+            counter = self.executed if outcome["status"] == "pass" else self.inapplicable
+            counter[name] += 1
+            self.emit({"event": "check", "check": name, **outcome})
+
+
+def attempt(kernel: VerifyKernel, case: Case, name: str, device: torch.device) -> dict[str, Any]:
+    """One check on one case: ``status`` pass, fail or skipped, with reason or text."""
+    trial = Trial(kernel, case, device)
+    try:
+        CHECKS[name].run(trial)
+    except (NotApplicable, UnsupportedError) as reason:
+        return {"status": "skipped", "reason": str(reason)}
+    except CheckFailed as failure:
+        return _failed(trial, name, failure)
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        return {"status": "skipped", "reason": f"out of GPU memory: {str(error).split('.')[0]}"}
+    except Exception as error:
+        summary = f"the kernel raised\n{user_traceback(error)}"
+        return _failed(trial, name, CheckFailed(summary))
+    return {"status": "pass", "worst": trial.worst}
+
+
+def _failed(trial: Trial, name: str, failure: CheckFailed) -> dict[str, Any]:
+    poisoned = _is_poisoned(trial.device)
+    try:
+        text = f"{name}: {failure.summary}\ncase:   {trial.case.to_json()}" if poisoned else (
+            describe(trial, name, failure)
+        )  # fmt: skip
+    except Exception as error:  # the kernel failed again while its failure was explained
+        text = f"{name}: {failure.summary}\n(and raised when run again: {error})"
+        text += f"\ncase:   {trial.case.to_json()}"
+    return {"status": "fail", "text": text, "poisoned": poisoned}
+
+
+def _is_poisoned(device: torch.device) -> bool:
+    """After an illegal access every CUDA call of the process fails."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+        return bool(torch.ones(1, device=device).item() != 1.0)
+    except RuntimeError:
+        return True

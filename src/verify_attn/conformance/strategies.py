@@ -1,0 +1,130 @@
+"""Hypothesis strategies: cases that shrink to something a person can read.
+
+What is drawn are words and small numbers: lengths, parents, the name of a layout, a data seed.
+Tensors are filled from the seed afterwards, so shrinking never touches them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from verify_attn.assemble import LAYOUTS, POOL_LAYOUTS, Q_LAYOUTS
+from verify_attn.generate import DTYPES, Case
+from verify_attn.kernels.base import Capabilities
+
+PAGE_SIZES = (1, 2, 3, 16, 17, 64, 256)
+EDGES = tuple(sorted({t + d for t in (16, 32, 64, 128, 256) for d in (-1, 0, 1)}))
+SIZES = (1, 2, 31, 32, 33, 63, 64, 65)
+VALUES = ("planted", "planted", "planted", "equal", "large", "dominant")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a machine can bear.
+
+    ``geometries``    (name of a preset, head counts)
+    ``longest``       prefix tokens of an ordinary case
+    ``very_long``     prefix tokens of a rare one; (0, 0): none
+    ``most_nodes``    of one request
+    ``rows``          nodes * heads of a case
+    ``tiles``         (1 head, 64 nodes, 64 tokens) tiles of a case; rows and tiles bound its cost
+    """
+
+    name: str
+    geometries: tuple[tuple[str, tuple[int, ...]], ...]
+    dtypes: tuple[str, ...]
+    longest: int
+    very_long: tuple[int, int]
+    most_nodes: int
+    rows: int
+    tiles: int
+
+
+# The Triton interpreter takes milliseconds a tile.
+CPU = Profile(
+    "cpu", (("tiny", (4, 1, 3, 5)), ("small", (8, 2))), ("float32", "float16"),
+    longest=4096, very_long=(0, 0), most_nodes=300, rows=1200, tiles=60,
+)  # fmt: skip
+GPU = Profile(
+    "gpu",
+    (("kimi-k2.6-tp8", (8, 8, 8, 1, 3, 16, 64, 128)), ("tiny", (4, 5)), ("small", (8,))),
+    ("bfloat16", "float16", "float32"),
+    longest=9000, very_long=(100_000, 200_000), most_nodes=1025, rows=40_000, tiles=20_000,
+)  # fmt: skip
+
+
+def trees(most_nodes: int, chains_only: bool = False) -> st.SearchStrategy[str]:
+    """A tree of a case: explicit parents where few, a name and a seed where many."""
+    sizes = st.sampled_from([s for s in SIZES if s <= most_nodes])
+    many = st.integers(min(66, most_nodes), most_nodes)
+    size = st.one_of(st.integers(1, min(9, most_nodes)), sizes, sizes, many)
+    if chains_only:
+        return size.map(lambda n: f"chain:{n}")
+    seeds = st.integers(0, 999)
+    return st.one_of(
+        _parents(min(9, most_nodes)),
+        st.builds(lambda kind, n: f"{kind}:{n}", st.sampled_from(("chain", "star", "comb")), size),
+        st.builds(lambda n, seed: f"random:{n}:{seed}", size, seeds),
+        st.builds(lambda n, seed: f"ddtree:{n - 1}:{seed}", size, seeds),
+        st.builds(lambda n: f"padding:{n}", st.integers(1, 3)),
+    )
+
+
+@st.composite
+def _parents(draw: st.DrawFn, most_nodes: int) -> str:
+    nodes = draw(st.integers(1, most_nodes))
+    parents = [-1, *(draw(st.integers(0, i - 1)) for i in range(1, nodes))]
+    return str(parents).replace(" ", "")
+
+
+@st.composite
+def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
+    """Any case that the machine can bear and the kernel declares."""
+    dtypes = [d for d in profile.dtypes if kernel.dtypes is None or DTYPES[d] in kernel.dtypes]
+    pages = [p for p in PAGE_SIZES if kernel.page_sizes is None or p in kernel.page_sizes]
+    most_nodes = min(profile.most_nodes, kernel.max_nodes or profile.most_nodes)
+    very_long = profile.very_long[1] > 0 and draw(st.integers(0, 24)) == 24
+    count = draw(st.one_of(st.integers(1, 3), st.integers(1, 3 if very_long else 16)))
+    name, heads = draw(st.sampled_from(profile.geometries))
+    heads_here = draw(st.sampled_from([h for h in heads if h * count <= profile.tiles]))
+    tiles = profile.tiles // (count * heads_here)
+    most_nodes = max(1, min(most_nodes, profile.rows // (count * heads_here)))
+    tree = trees(min(most_nodes, 65) if very_long else most_nodes, not kernel.tree_mask)
+    lengths = st.one_of(
+        st.integers(0, 3), st.sampled_from(EDGES), st.integers(0, 300),
+        st.integers(257, profile.longest),
+    )  # fmt: skip
+    requests = []
+    for index in range(count):
+        if very_long and index == 0:
+            length = draw(st.integers(*profile.very_long))
+        else:
+            length = draw(lengths)
+        shape = draw(tree)
+        if not (very_long and index == 0):
+            length = min(length, max(64 * tiles // -(-_nodes(shape) // 64), 66))
+        requests.append((length, shape))
+
+    return Case(
+        requests=tuple(requests),
+        geometry=name if heads_here == heads[0] else f"{name}/{heads_here}",
+        dtype=draw(st.sampled_from(dtypes or list(profile.dtypes))),
+        page_size=draw(st.sampled_from(pages or sorted(kernel.page_sizes or PAGE_SIZES))),
+        layout=draw(st.sampled_from(LAYOUTS)),
+        shared_pages=draw(st.sampled_from((0, 0, 1, 5))) if count > 1 else 0,
+        tail_rows=draw(st.sampled_from((0, 0, 1, 7))),
+        q=draw(st.sampled_from(Q_LAYOUTS)),
+        pool=draw(st.sampled_from(POOL_LAYOUTS)),
+        node_kv=draw(st.booleans()),
+        slack=draw(st.sampled_from((0, 0, 1, 300))),
+        values=draw(st.sampled_from(VALUES)),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+def _nodes(tree: str) -> int:
+    if tree.startswith("["):
+        return tree.count(",") + 1
+    return int(tree.split(":")[1]) + tree.startswith("ddtree")

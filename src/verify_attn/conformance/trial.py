@@ -1,0 +1,170 @@
+"""One kernel on one case: the batch, the reference, and runs with poisoned outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify_attn.assemble import Arrangement, Content, assemble
+from verify_attn.conformance.compare import Mismatch, within
+from verify_attn.conformance.tolerance import lse_bound, out_bound
+from verify_attn.generate import Case, contents
+from verify_attn.kernels.base import VerifyKernel
+from verify_attn.problem import VerifyBatch
+from verify_attn.reference import Reference, fast_reference, oracle
+
+# A NaN that no arithmetic makes, per element size: what stands in outputs before a run.
+POISON = {2: 0x7FA5, 4: 0x7FA5A5A5}
+# On a GPU the float64 loops would take seconds; past this many products the twin judges.
+ORACLE_PRODUCTS = 1 << 22
+
+
+class CheckFailed(AssertionError):
+    """A check that failed, with what is needed to say exactly how."""
+
+    def __init__(
+        self,
+        summary: str,
+        mismatch: Mismatch | None = None,
+        batch: VerifyBatch | None = None,
+        reason: str | None = None,
+        output: Output | None = None,
+        reference: Reference | None = None,
+    ) -> None:
+        super().__init__(summary)
+        self.summary = summary
+        self.mismatch = mismatch
+        self.batch = batch
+        self.reason = reason
+        self.output = output
+        self.reference = reference
+
+
+class NotApplicable(Exception):
+    """A check that cannot be made on this case, kernel or machine, with the reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What one run wrote, rows of no request left out."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+class Trial:
+    """A kernel and a case; everything is made once, when first asked for."""
+
+    def __init__(self, kernel: VerifyKernel, case: Case, device: torch.device) -> None:
+        self.kernel = kernel
+        self.case = case
+        self.device = device
+        self.rng = np.random.default_rng([case.seed, 2])
+        self.worst = 0.0  # the largest difference over its bound that passed
+
+    @cached_property
+    def contents(self) -> list[Content]:
+        """The case's requests, free of any layout."""
+        return contents(self.case, self.device)
+
+    @cached_property
+    def batch(self) -> VerifyBatch:
+        """The case's batch."""
+        return self.arrange(self.contents, self.case.arrangement)
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What is right for `batch`."""
+        return self.judge(self.batch)
+
+    @cached_property
+    def output(self) -> Output:
+        """The kernel's answer for `batch`."""
+        return self.run(self.batch)
+
+    def arrange(
+        self, requests: list[Content], how: Arrangement, like: VerifyBatch | None = None
+    ) -> VerifyBatch:
+        """Requests as a batch; raises `NotApplicable` if the kernel declares otherwise."""
+        batch = assemble(self.case.attention_geometry, requests, how, like)
+        reason = self.kernel.unsupported(batch)
+        if reason:
+            raise NotApplicable(reason)
+        if not self.kernel.capabilities.tree_mask and not all(_is_chain(c) for c in requests):
+            raise NotApplicable("declares chains only (tree_mask=False), the case has trees")
+        return batch
+
+    def judge(self, batch: VerifyBatch) -> Reference:
+        """The oracle, or on a GPU its twin where the loops would take too long."""
+        heads, wide = batch.geometry.heads, batch.geometry.qk_dim
+        tokens = sum(
+            batch.nodes(r) * (batch.prefix_list[r] + batch.nodes(r)) for r in range(batch.requests)
+        )
+        if batch.device.type == "cuda" and tokens * heads * wide > ORACLE_PRODUCTS:
+            return fast_reference(batch)
+        return oracle(batch)
+
+    def run(self, batch: VerifyBatch, plan: Any = None) -> Output:
+        """Plan (unless given), prepare and run, with poisoned outputs; checks their shape after."""
+        plan = self.kernel.plan(batch) if plan is None else plan
+        self.kernel.prepare(batch, plan)
+        out, lse = poisoned_outputs(batch)
+        self.launch(batch, plan, out, lse)
+        live = batch.offset_list[-1]
+        return Output(out[:live], lse[:live])
+
+    def launch(self, batch: VerifyBatch, plan: Any, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """``run`` alone, then wait for it; a kernel that swaps its outputs is told so."""
+        before = [(t.shape, t.dtype, t.data_ptr()) for t in (out, lse)]
+        self.kernel.run(batch, plan, out, lse)
+        if batch.device.type == "cuda":
+            torch.cuda.synchronize()
+        for name, tensor, (shape, dtype, pointer) in zip(
+            ("out", "lse"), (out, lse), before, strict=True
+        ):
+            if (tensor.shape, tensor.dtype, tensor.data_ptr()) != (shape, dtype, pointer):
+                raise CheckFailed(
+                    f"the kernel changed {name} from {dtype} {tuple(shape)} to {tensor.dtype} "
+                    f"{tuple(tensor.shape)} or gave it other storage; it must write in place"
+                )
+
+    def compare(self, output: Output, reference: Reference, batch: VerifyBatch, what: str) -> None:
+        """Hold ``out`` to the tolerance of a reference."""
+        bound = out_bound(reference, output.out.dtype)
+        mismatch, worst = within("out", output.out, reference.out, bound)
+        if mismatch:
+            raise CheckFailed(what, mismatch, batch, output=output, reference=reference)
+        self.worst = max(self.worst, worst)
+
+    def compare_lse(self, output: Output, reference: Reference, batch: VerifyBatch) -> None:
+        """Hold ``lse`` to the tolerance of a reference."""
+        mismatch, worst = within("lse", output.lse, reference.lse, lse_bound(reference))
+        if mismatch:
+            what = "lse differs from the oracle's"
+            raise CheckFailed(what, mismatch, batch, output=output, reference=reference)
+        self.worst = max(self.worst, worst)
+
+
+def poisoned_outputs(batch: VerifyBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """``out`` and ``lse`` filled with a NaN that no arithmetic makes."""
+    out, lse = batch.outputs()
+    for tensor in (out, lse):
+        size = tensor.element_size()
+        tensor.view({2: torch.int16, 4: torch.int32}[size]).fill_(POISON[size])
+    return out, lse
+
+
+def is_poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Where an output still holds what `poisoned_outputs` put there."""
+    size = tensor.element_size()
+    bits: torch.Tensor = tensor.view({2: torch.int16, 4: torch.int32}[size]) == POISON[size]
+    return bits
+
+
+def _is_chain(content: Content) -> bool:
+    n = len(content.visible)
+    return bool((content.visible == np.tril(np.ones((n, n), dtype=np.bool_))).all())
