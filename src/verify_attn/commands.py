@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from verify_attn.conformance import CHECK_NAMES
-from verify_attn.conformance.pool import worker_count
+from verify_attn.conformance.pool import Pool, worker_count
 from verify_attn.conformance.session import Session, UnusableKernel
-from verify_attn.environment import gpus, interpreted, summary
+from verify_attn.environment import gpus, summary
 from verify_attn.kernels.builtin import BUILTIN
-from verify_attn.record import BAD_USAGE, INTERRUPTED, RecordError, exit_code
+from verify_attn.record import BAD_USAGE, FAILED, PASSED, RecordError, exit_code
 
 EXAMPLES_GPU, EXAMPLES_CPU = 1000, 40
 STATUS_STYLE = {"pass": "green", "fail": "bold red", "skipped": "dim"}
@@ -77,7 +78,8 @@ def run_check(
     console.print(summary(found), style="dim")
     interrupted = False
     try:
-        _show_progress(session, workers or worker_count(bool(found)), time_limit_s)
+        with closing(Pool(workers or worker_count(bool(found)), time_limit_s)) as pool:
+            _show_progress(session, pool)
     except UnusableKernel as error:
         return _error(str(error))
     except KeyboardInterrupt:
@@ -89,7 +91,7 @@ def run_check(
     return exit_code(session.cases, interrupted)
 
 
-def _show_progress(session: Session, workers: int, time_limit_s: float) -> None:
+def _show_progress(session: Session, pool: Pool) -> None:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[failed]}", style="bold red"),
@@ -101,7 +103,7 @@ def _show_progress(session: Session, workers: int, time_limit_s: float) -> None:
             k: bars.add_task(k, total=total, completed=session.progress[k].examples, failed="")
             for k in session.kernels
         }
-        for kernel in session.run(workers, time_limit_s):
+        for kernel in session.run(pool):
             failed = [c for c, t in session.tallies[kernel].items() if t.failures]
             bars.update(
                 ids[kernel],
@@ -164,4 +166,45 @@ def run_doctor() -> None:
 
 def run_compile(archs: Sequence[str]) -> int:
     """`verify-attn compile`; returns the exit code."""
-    raise SystemExit(f"compile {archs} {interpreted()} {INTERRUPTED}")
+    from verify_attn.kernels.compiled import Compiled, CompilerError, compile_kernels
+    from verify_attn.kernels.resources import ArchitectureError
+
+    console, stderr = Console(highlight=False), Console(stderr=True)
+    results: list[Compiled] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:
+        for arch in archs:
+            bar = bars.add_task(arch, total=None)
+
+            def step(done: int, total: int, _: Compiled, bar: Any = bar) -> None:
+                bars.update(bar, completed=done, total=total)
+
+            try:
+                results += compile_kernels(arch, progress=step)
+            except (ArchitectureError, CompilerError) as error:
+                return _error(str(error))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("arch")
+    table.add_column("configuration", no_wrap=True)
+    for head in ("shared bytes", "registers", "spilled bytes", "warps/SM"):
+        table.add_column(head, justify="right")
+    for result in results:
+        table.add_row(result.arch, escape(result.label), *_resource_cells(result))
+    console.print(table)
+    for result in results:
+        for problem in result.problems:
+            console.print(f"[bold red]over[/bold red] {escape(result.label)}: {escape(problem)}")
+    console.print(f"compiled by {results[0].compiler}; static figures, nothing was run")
+    return FAILED if any(result.problems for result in results) else PASSED
+
+
+def _resource_cells(result: Any) -> list[str]:
+    resources, fits = result.resources, result.occupancy
+    if resources is None:
+        return ["-"] * 4
+    return [
+        f"{resources.shared_static + resources.shared_dynamic:,}",
+        str(resources.registers),
+        f"{resources.spill_stores + resources.spill_loads:,}",
+        str(fits.warps) if fits else "-",
+    ]

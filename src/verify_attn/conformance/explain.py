@@ -78,29 +78,30 @@ class Reason:
     positions: tuple[int, ...] = ()
 
 
-def likely_reason(trial: Trial, failure: CheckFailed) -> Reason | None:
-    """The mistake whose result the kernel gave, or None if none of the known ones fits."""
+def likely_reasons(trial: Trial, failure: CheckFailed) -> list[Reason]:
+    """The mistakes whose result the kernel gave; several may fit a small case, or none."""
     if failure.reason:
-        return Reason(failure.reason)
+        return [Reason(failure.reason)]
     mismatch, batch, output = failure.mismatch, failure.batch, failure.output
     if mismatch is None or batch is None or output is None or failure.reference is None:
-        return None
+        return []
     row, head = mismatch.index[0], mismatch.index[1]
     if mismatch.name == "lse":
-        return _lse_reason(mismatch.got, mismatch.want)
+        return _lse_reasons(mismatch.got, mismatch.want)
     if not math.isfinite(mismatch.got):
-        return _poison_reason(trial, batch)
+        return [_poison_reason(trial, batch)]
     got = output.out[row, head].double().cpu()
     if not got.any():
-        return Reason("writes zeros")
+        return [Reason("writes zeros")]
     known = _row(batch, row, head)
     want = failure.reference.out[row, head].double().cpu()
     bound = 8 * ROUNDOFF[output.out.dtype] + 1e-5
+    fits: dict[str, Reason] = {}
     for reason, answer in _mistakes(batch, known, failure.reference, row):
         size = float(answer.square().mean().sqrt())
         if _near(got, answer, bound * size) and not _near(want, answer, bound * size):
-            return reason
-    return _single_key(known, got, bound)
+            fits.setdefault(reason.text, reason)
+    return list(fits.values()) or _single_key(known, got, bound)
 
 
 def _near(got: torch.Tensor, answer: torch.Tensor, bound: float) -> bool:
@@ -240,31 +241,31 @@ def _arithmetic_mistakes(row: Row) -> Iterator[tuple[Reason, torch.Tensor]]:
         yield Reason("value dims rotated by 1"), (p @ k[:, : row.latent]).roll(-1)
 
 
-def _single_key(row: Row, got: torch.Tensor, bound: float) -> Reason | None:
+def _single_key(row: Row, got: torch.Tensor, bound: float) -> list[Reason]:
     """One key too many or too few."""
     if len(row.keys) > SINGLE_KEYS:
-        return None
+        return []
     for position in range(len(row.keys)):
         seen = row.visible.clone()
         seen[position] = ~seen[position]
         answer = row.answer(seen)
         if _near(got, answer, bound * float(answer.square().mean().sqrt())):
             what = "does not see" if row.visible[position] else "also sees"
-            return Reason(f"{what} token position {position}", (position,))
-    return None
+            return [Reason(f"{what} token position {position}", (position,))]
+    return []
 
 
-def _lse_reason(got: float, want: float) -> Reason | None:
+def _lse_reasons(got: float, want: float) -> list[Reason]:
     for text, factor in (
         ("lse in log2, natural log is asked for", 1 / math.log(2.0)),
         ("lse multiplied by ln 2 though natural already", math.log(2.0)),
     ):
         if math.isclose(got, want * factor, rel_tol=1e-3, abs_tol=1e-3):
-            return Reason(text)
-    return None
+            return [Reason(text)]
+    return []
 
 
-def _poison_reason(trial: Trial, batch: VerifyBatch) -> Reason | None:
+def _poison_reason(trial: Trial, batch: VerifyBatch) -> Reason:
     """Clean one kind of poison at a time; the kind without which NaN vanishes is what is read."""
     owned = torch.zeros(batch.kv_pool.shape[:2], dtype=torch.bool, device=batch.device)
     used_pages = torch.zeros(batch.kv_pool.shape[0], dtype=torch.bool, device=batch.device)

@@ -41,6 +41,7 @@ class _Failure:
     check: str
     case: Case
     text: str
+    reasons: list[str]
 
 
 @dataclass
@@ -63,7 +64,8 @@ class Fuzz:
         rounds = 0
         while self.done < examples and self.checks:
             before = self.done
-            failure = self._explore(examples - self.done, self.seed + 7919 * rounds)
+            self._explore(examples - self.done, self.seed + 7919 * rounds)
+            failure = self._explained()
             rounds += 1
             if failure:
                 self.emit({
@@ -74,7 +76,7 @@ class Fuzz:
             elif self.done == before:
                 break  # Hypothesis found no further case
 
-    def _explore(self, examples: int, this_seed: int) -> _Failure | None:
+    def _explore(self, examples: int, this_seed: int) -> None:
         self.failure = None
         profile = GPU if self.device.type == "cuda" else CPU
         rng = random.Random(this_seed)
@@ -104,7 +106,18 @@ class Fuzz:
 
         with suppress(_Found, Flaky):  # the failure is in self.failure
             explore()
-        return self.failure
+
+    def _explained(self) -> _Failure | None:
+        """The failure found, run once more to say why."""
+        best = self.failure
+        if best:
+            self.emit({"event": "start", "check": best.check, "case": best.case.to_json()})
+            again = attempt(self.kernel, best.case, best.check, self.device, best.reasons)
+            if again["status"] == "fail":
+                best.text = again["text"]
+            else:
+                best.text += "\n(this case does not fail every time)"
+        return best
 
     def _choose(self, rng: random.Random) -> list[str]:
         """Two or three checks, those that have run least first."""
@@ -124,12 +137,15 @@ class Fuzz:
 
     def _one(self, case: Case, name: str) -> None:
         self.emit({"event": "start", "check": name, "case": case.to_json()})
-        outcome = attempt(self.kernel, case, name, self.device)
+        outcome = attempt(self.kernel, case, name, self.device, explain=not self.failure)
         if outcome["status"] == "fail":
-            if not self.failure:
+            if self.failure:
+                reasons = self.failure.reasons
+            else:
                 limit = SHRINK_INTERPRETED_S if choose_triton_mode() else SHRINK_S
                 self.shrink_until = time.monotonic() + limit
-            self.failure = _Failure(name, case, outcome["text"])
+                reasons = outcome["reasons"]
+            self.failure = _Failure(name, case, outcome["text"], reasons)
             self.emit({
                 "event": "failure", "check": name, "text": outcome["text"],
                 "case": case.to_json(), "final": False,
@@ -143,34 +159,46 @@ class Fuzz:
             self.emit({"event": "check", "check": name, **outcome})
 
 
-def attempt(kernel: VerifyKernel, case: Case, name: str, device: torch.device) -> dict[str, Any]:
-    """One check on one case: ``status`` pass, fail or skipped, with reason or text."""
+def attempt(
+    kernel: VerifyKernel,
+    case: Case,
+    name: str,
+    device: torch.device,
+    among: list[str] | None = None,
+    explain: bool = True,
+) -> dict[str, Any]:
+    """One check on one case: ``status`` pass, fail or skipped, with reason or text.
+
+    ``among``: likely reasons to prefer; ``explain=False``: look for none, which is quicker.
+    """
     trial = Trial(kernel, case, device)
     try:
         CHECKS[name].run(trial)
     except (NotApplicable, UnsupportedError) as reason:
         return {"status": "skipped", "reason": str(reason)}
     except CheckFailed as failure:
-        return _failed(trial, name, failure)
+        return _failed(trial, name, failure, among, explain)
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         return {"status": "skipped", "reason": f"out of GPU memory: {str(error).split('.')[0]}"}
     except Exception as error:
         summary = f"the kernel raised\n{user_traceback(error)}"
-        return _failed(trial, name, CheckFailed(summary))
+        return _failed(trial, name, CheckFailed(summary), None, explain)
     return {"status": "pass", "worst": trial.worst}
 
 
-def _failed(trial: Trial, name: str, failure: CheckFailed) -> dict[str, Any]:
+def _failed(
+    trial: Trial, name: str, failure: CheckFailed, among: list[str] | None, explain: bool
+) -> dict[str, Any]:
     poisoned = _is_poisoned(trial.device)
-    try:
-        text = f"{name}: {failure.summary}\ncase:   {trial.case.to_json()}" if poisoned else (
-            describe(trial, name, failure)
-        )  # fmt: skip
-    except Exception as error:  # the kernel failed again while its failure was explained
-        text = f"{name}: {failure.summary}\n(and raised when run again: {error})"
-        text += f"\ncase:   {trial.case.to_json()}"
-    return {"status": "fail", "text": text, "poisoned": poisoned}
+    text = f"{name}: {failure.summary}\ncase:   {trial.case.to_json()}"
+    reasons: list[str] = []
+    if explain and not poisoned:
+        try:
+            text, reasons = describe(trial, name, failure, among)
+        except Exception as error:  # the kernel failed again while its failure was explained
+            text += f"\n(and raised when run again: {error})"
+    return {"status": "fail", "text": text, "reasons": reasons, "poisoned": poisoned}
 
 
 def _is_poisoned(device: torch.device) -> bool:

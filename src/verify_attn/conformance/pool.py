@@ -60,7 +60,8 @@ class _Worker:
 class Pool:
     """Runs tasks on ``count`` workers and yields (task, event) pairs as they come.
 
-    An event is one of the worker's, or ``crash`` or ``hang`` with the case that was running.
+    Workers stay for the next `run` until `close`.  An event is one of the worker's; for a crash or
+    a hang it is a failure with the case that was running.
     """
 
     def __init__(self, count: int, time_limit_s: float) -> None:
@@ -73,21 +74,17 @@ class Pool:
     ) -> Iterator[tuple[Task, dict[str, Any]]]:
         """Work through the tasks; ``enabled`` is asked for a task's checks as it starts."""
         queue = deque(tasks)
-        try:
-            while True:
-                self._assign(queue, enabled)
-                busy = [w for w in self._workers if w.task]
-                if not busy:
-                    return
-                for ready in wait([w.connection for w in self._workers], timeout=0.2):
-                    worker = next(w for w in self._workers if w.connection is ready)
-                    yield from self._receive(worker, queue)
-                for worker in [w for w in self._workers if w.task]:
-                    limit = self._limit_s if worker.ready else max(START_S, self._limit_s)
-                    if time.monotonic() - worker.since > limit:
-                        yield from self._lost(worker, queue, hung=True)
-        finally:
-            self.close()
+        while True:
+            self._assign(queue, enabled)
+            if not any(w.task for w in self._workers):
+                return
+            for ready in wait([w.connection for w in self._workers], timeout=0.2):
+                worker = next(w for w in self._workers if w.connection is ready)
+                yield from self._receive(worker, queue)
+            for worker in [w for w in self._workers if w.task]:
+                limit = self._limit_s if worker.ready else max(START_S, self._limit_s)
+                if time.monotonic() - worker.since > limit:
+                    yield from self._lost(worker, queue, hung=True)
 
     def close(self) -> None:
         """End all workers."""

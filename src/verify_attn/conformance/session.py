@@ -92,18 +92,17 @@ class Session:
         """The cases of the run record so far."""
         return [t.case(k, c) for k, row in self.tallies.items() for c, t in row.items()]
 
-    def run(self, workers: int, time_limit_s: float) -> Iterator[str]:
+    def run(self, pool: Pool) -> Iterator[str]:
         """Work; yields the kernel that something happened to.  The record is kept throughout."""
-        pool = Pool(workers, time_limit_s)
         try:
             for task, event in pool.run(self._tasks(), self._enabled):
                 self._take(task, event)
                 yield task.kernel
         except BaseException as error:
             self.stopped_early = type(error).__name__
+            pool.close()  # a worker may be in the middle of a task
             raise
         finally:
-            pool.close()
             self.save()
 
     def save(self) -> None:

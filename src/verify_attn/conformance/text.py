@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from verify_attn.conformance.compare import Mismatch
-from verify_attn.conformance.explain import likely_reason, locate, path_of, slots
+from verify_attn.conformance.explain import likely_reasons, locate, path_of, slots
 from verify_attn.conformance.trial import CheckFailed, Trial
 from verify_attn.problem import VerifyBatch
 
 DIMS = {"out": ("node", "head", "dim"), "lse": ("node", "head")}
 
 
-def describe(trial: Trial, check: str, failure: CheckFailed) -> str:
-    """Everything that is known about a failed check, a few lines of text."""
+MOST_REASONS = 3
+
+
+def describe(
+    trial: Trial, check: str, failure: CheckFailed, among: list[str] | None = None
+) -> tuple[str, list[str]]:
+    """Everything that is known about a failed check, a few lines of text, and its likely reasons.
+
+    ``among``: reasons that fitted a larger case; one of them is preferred, since a case that has
+    been shrunk fits many.
+    """
     lines = [f"{check}: {failure.summary}"]
     mismatch, batch = failure.mismatch, failure.batch or trial.batch
     if mismatch:
@@ -19,17 +28,21 @@ def describe(trial: Trial, check: str, failure: CheckFailed) -> str:
         lines.append(_first(mismatch, batch))
         if mismatch.name in DIMS:
             lines.append(_where(batch, mismatch.index[0]))
-    reason = likely_reason(trial, failure)
-    if reason:
-        lines.append(f"likely: {reason.text}")
-        if reason.positions and mismatch:
+    reasons = likely_reasons(trial, failure)
+    reasons = [r for r in reasons if r.text in (among or [])] or reasons
+    if reasons:
+        lines.append(f"likely: {'; or: '.join(r.text for r in reasons[:MOST_REASONS])}")
+        positions = reasons[0].positions
+        if positions and mismatch:
             request, _ = locate(batch, mismatch.index[0])
-            at = slots(batch, request, list(reason.positions))
-            named = [f"{p} ({'node_kv' if s is None else f'slot {s}'})"
-                     for p, s in zip(reason.positions, at, strict=True)]  # fmt: skip
+            at = slots(batch, request, list(positions))
+            named = [
+                f"{p} ({'node_kv' if s is None else f'slot {s}'})"
+                for p, s in zip(positions, at, strict=True)
+            ]
             lines.append(f"        token positions concerned: {', '.join(named)}")
     lines.append(f"case:   {trial.case.to_json()}")
-    return "\n".join(lines)
+    return "\n".join(lines), [r.text for r in reasons]
 
 
 def _amount(mismatch: Mismatch) -> str:
