@@ -32,6 +32,7 @@ FLUSH_BYTES = 1 << 30
 
 
 def main() -> int:
+    """Time every cell; 2 without a GPU."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--json", type=Path, required=True)
     path = arguments.parse_args().json
@@ -53,6 +54,7 @@ def main() -> int:
 
 
 def usable(names: tuple[str, ...]) -> dict[str, VerifyKernel]:
+    """The kernels that load here; the others are named with their reason."""
     kernels = {}
     for name in names:
         try:

@@ -75,7 +75,7 @@ def lay_out(
     counts = [-(-(p + n) // page) for p, n in zip(prefix_lens, stored, strict=True)]
     shared = shared_pages(how.shared_pages, page, prefix_lens)
     own = [count - (shared[r] if r else 0) for r, count in enumerate(counts)]
-    pages = sum(own) + SPARE_PAGES + sum(own) // 4
+    pages = sum(counts) + SPARE_PAGES + sum(counts) // 4  # enough without sharing too
     ids = _page_order(how.layout, own, pages, rng)
     tables: list[Pages] = []
     start = 0
@@ -124,6 +124,7 @@ def assemble(
     prefix_lens = [len(c.prefix) for c in contents]
     nodes = [len(c.q) for c in contents]
     tables, pages = lay_out(how, prefix_lens, nodes, rng)
+    shared = shared_pages(how.shared_pages, how.page_size, prefix_lens)
     offsets = np.cumsum([0, *nodes]).astype(np.int32)
     rows = int(offsets[-1]) + how.tail_rows
     wide = max(1, max(len(t) for t in tables) + how.slack // how.page_size)
@@ -154,10 +155,11 @@ def assemble(
             node_kv[own] = content.nodes
         else:
             stored = torch.cat([content.prefix, content.nodes])
-        if len(stored):
-            position = torch.arange(len(stored), device=device)
+        start = shared[request] * how.page_size if request else 0  # the first request's rows
+        if start < len(stored):
+            position = torch.arange(start, len(stored), device=device)
             ids = torch.from_numpy(tables[request] + base).to(device)
-            pool[ids[position // how.page_size], position % how.page_size] = stored
+            pool[ids[position // how.page_size], position % how.page_size] = stored[start:]
 
     prefix = np.array(prefix_lens, dtype=np.int32)
     return VerifyBatch(

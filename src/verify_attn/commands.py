@@ -129,8 +129,9 @@ def _print_result(console: Console, session: Session) -> None:
     for reason, ids in notes.items():
         console.print(f"[dim]skipped {escape(', '.join(ids))}: {escape(reason)}[/dim]")
     for case in cases.values():
-        for failure in case.get("failures", []):
-            _print_failure(console, case, failure)
+        failures = sorted(case.get("failures", []), key=lambda f: len(str(f["case"])))
+        if failures:  # workers may have found one each; the smallest says it best
+            _print_failure(console, case, failures[0])
 
 
 def _cell(case: dict[str, Any]) -> str:

@@ -31,12 +31,34 @@ class Reference:
     ``strength`` [N', H], ``softmax_scale * |q| * max |k|`` over the row's tokens: how large the
                  terms of a logit are, which bounds its rounding error (see conformance/tolerance)
     ``keys``     [N'], tokens the row attends to
+    ``dims``     D_c + D_r, products that a logit sums
     """
 
     out: torch.Tensor
     lse: torch.Tensor
     strength: torch.Tensor
     keys: torch.Tensor
+    dims: int
+
+    def to(self, device: torch.device) -> Reference:
+        """The same on another device."""
+        return Reference(
+            self.out.to(device),
+            self.lse.to(device),
+            self.strength.to(device),
+            self.keys.to(device),
+            self.dims,
+        )
+
+    def rows(
+        self,
+        rows: slice | torch.Tensor,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> Reference:
+        """Some rows, with other answers where given: what another run should give."""
+        out, lse = self.out if out is None else out, self.lse if lse is None else lse
+        return Reference(out[rows], lse[rows], self.strength[rows], self.keys[rows], self.dims)
 
 
 def oracle(batch: VerifyBatch) -> Reference:
@@ -62,7 +84,7 @@ def oracle(batch: VerifyBatch) -> Reference:
             p = torch.exp(scores - lse[row][:, None])
             out[row] = p @ k[:, : geometry.latent_dim]
             strength[row] = batch.softmax_scale * q[row].norm(dim=1) * k.norm(dim=1).max()
-    return Reference(out, lse, strength, keys)
+    return Reference(out, lse, strength, keys, geometry.qk_dim)
 
 
 def fast_reference(batch: VerifyBatch) -> Reference:
@@ -96,7 +118,7 @@ def fast_reference(batch: VerifyBatch) -> Reference:
             part = _attend(batch, q, prefix[start : start + step], None)
             acc_out, acc_lse = _merge(acc_out, acc_lse, *part)
         out[first:last], lse[first:last] = acc_out, acc_lse
-    return Reference(out, lse, strength, keys)
+    return Reference(out, lse, strength, keys, geometry.qk_dim)
 
 
 def _attend(

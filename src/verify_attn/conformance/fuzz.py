@@ -6,6 +6,7 @@ if this one hangs or dies.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -42,6 +43,7 @@ class _Failure:
     case: Case
     text: str
     reasons: list[str]
+    finite: bool
 
 
 @dataclass
@@ -140,12 +142,14 @@ class Fuzz:
         outcome = attempt(self.kernel, case, name, self.device, explain=not self.failure)
         if outcome["status"] == "fail":
             if self.failure:
+                if outcome["finite"] != self.failure.finite:
+                    return  # NaN is another story than a wrong number: keep to the one begun
                 reasons = self.failure.reasons
             else:
                 limit = SHRINK_INTERPRETED_S if choose_triton_mode() else SHRINK_S
                 self.shrink_until = time.monotonic() + limit
                 reasons = outcome["reasons"]
-            self.failure = _Failure(name, case, outcome["text"], reasons)
+            self.failure = _Failure(name, case, outcome["text"], reasons, outcome["finite"])
             self.emit({
                 "event": "failure", "check": name, "text": outcome["text"],
                 "case": case.to_json(), "final": False,
@@ -198,7 +202,11 @@ def _failed(
             text, reasons = describe(trial, name, failure, among)
         except Exception as error:  # the kernel failed again while its failure was explained
             text += f"\n(and raised when run again: {error})"
-    return {"status": "fail", "text": text, "reasons": reasons, "poisoned": poisoned}
+    finite = failure.mismatch is None or math.isfinite(failure.mismatch.got)
+    return {
+        "status": "fail", "text": text, "reasons": reasons, "poisoned": poisoned,
+        "finite": finite,
+    }  # fmt: skip
 
 
 def _is_poisoned(device: torch.device) -> bool:

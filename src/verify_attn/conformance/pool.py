@@ -204,8 +204,8 @@ def _ended(code: int) -> str:
 
 
 def worker_count(gpu: bool) -> int:
-    """Workers that suit the machine: a core each, and at most 12 on one GPU."""
+    """Workers that suit the machine: a core each, and at most 16 on one GPU."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return min(cores, 12) if gpu else cores
+    return min(cores, 16) if gpu else cores

@@ -57,7 +57,7 @@ TILES = {
 
 @dataclass(frozen=True)
 class MergeTile:
-    """Rows, ranges and output dims that one step of the merge holds."""
+    """Rows, ranges (at most) and output dims that one step of the merge holds."""
 
     rows: int
     ranges: int
@@ -66,7 +66,7 @@ class MergeTile:
 
 
 # In the interpreter a program costs milliseconds whatever its size, so there it takes many rows.
-MERGE = MergeTile(1, 32, 128, 4)
+MERGE = MergeTile(1, 64, 128, 4)
 INTERPRETER_MERGE = MergeTile(128, 4, 128, 4)
 
 # The fewest tiles worth a range.
@@ -89,6 +89,7 @@ def split_kernel(
 ):  # fmt: skip
     """One (row block, range, request).  ``scale`` is softmax_scale * log2(e)."""
     split, request = tl.program_id(1), tl.program_id(2)
+    prefix = tl.load(prefix_lens + request)
     first = tl.load(node_offsets + request)
     nodes = tl.load(node_offsets + request + 1) - first
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -97,7 +98,6 @@ def split_kernel(
     live = row < nodes * heads
     node = tl.minimum(row // heads, nodes - 1)  # rows past the end repeat the last node
     head = row % heads
-    prefix = tl.load(prefix_lens + request)
     table += request.to(tl.int64) * stride_table
 
     # This program's tiles [low, high), of the prefix's first and then the tree's.
@@ -177,13 +177,14 @@ def merge_kernel(
     SPLITS is a power of two of at least ``splits``; RANGES of them are loaded at a time.
     """
     request = tl.program_id(2)
+    prefix = tl.load(prefix_lens + request)
     first = tl.load(node_offsets + request)
     nodes = tl.load(node_offsets + request + 1) - first
     if tl.program_id(0) * ROWS >= nodes * heads:
         return
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     live = row < nodes * heads
-    tiles = tl.cdiv(tl.load(prefix_lens + request), BLOCK_N) + tl.cdiv(nodes, BLOCK_N)
+    tiles = tl.cdiv(prefix, BLOCK_N) + tl.cdiv(nodes, BLOCK_N)
     used = tl.cdiv(tiles, tl.cdiv(tiles, splits))  # the ranges with a tile; other parts are unset
     slot = first.to(tl.int64) * heads + tl.minimum(row, nodes * heads - 1)  # [ROWS]
 
@@ -278,6 +279,7 @@ class TritonSplit:
         )  # fmt: skip
         if plan.splits > 1:
             merge = INTERPRETER_MERGE if INTERPRETED else MERGE
+            ranges = max(16, triton.next_power_of_2(plan.splits))
             grid = (
                 max(1, triton.cdiv(batch.max_nodes * geometry.heads, merge.rows)),
                 triton.cdiv(geometry.latent_dim, merge.dims),
@@ -288,8 +290,8 @@ class TritonSplit:
                 geometry.heads, plan.splits, rows_total,
                 out.stride(0), out.stride(1), lse.stride(0), lse.stride(1),
                 LATENT=geometry.latent_dim, BLOCK_N=tile.block_n,
-                SPLITS=max(16, triton.next_power_of_2(plan.splits)),
-                ROWS=merge.rows, RANGES=merge.ranges, DIMS=merge.dims, num_warps=merge.warps,
+                SPLITS=ranges, ROWS=merge.rows, RANGES=min(ranges, merge.ranges),
+                DIMS=merge.dims, num_warps=merge.warps,
             )  # fmt: skip
 
 
