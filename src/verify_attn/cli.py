@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def main() -> None:
 
 @main.command()
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
-@click.option("--examples", type=click.IntRange(1), help="Cases a kernel [1000; 40 without a GPU].")
+@click.option(
+    "--examples", type=click.IntRange(1, 1_000_000), help="Cases a kernel [1000; 40 without a GPU]."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--only", multiple=True, metavar="CHECK", help="Only this check (repeat, or a,b).")
 @click.option("--json", "record", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -79,6 +82,9 @@ def compile_command(archs: tuple[str, ...]) -> None:
 
 def entry() -> None:
     """The console script: Ctrl-C ends with 130 whatever runs."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a kernel may say what it likes
     try:
         main(standalone_mode=False)
     except click.exceptions.Abort:

@@ -18,24 +18,38 @@ from verify_attn.conformance.pool import Pool, worker_count
 from verify_attn.conformance.session import Session, UnusableKernel
 from verify_attn.environment import gpus, summary
 from verify_attn.kernels.builtin import BUILTIN
-from verify_attn.record import BAD_USAGE, FAILED, PASSED, RecordError, exit_code
+from verify_attn.record import (
+    BAD_USAGE,
+    FAILED,
+    PASSED,
+    RecordError,
+    check_writable,
+    exit_code,
+)
 
 EXAMPLES_GPU, EXAMPLES_CPU = 1000, 40
 STATUS_STYLE = {"pass": "green", "fail": "bold red", "skipped": "dim"}
 
 
+def _printable(text: str) -> str:
+    """Text of a kernel's, on its way to the terminal: control characters are shown, not obeyed."""
+    return escape("".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    ))  # fmt: skip
+
+
 def _error(message: str) -> int:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {escape(message)}")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {_printable(message)}")
     return BAD_USAGE
 
 
 def chosen_checks(only: Sequence[str]) -> list[str]:
     """The checks that ``--only`` names; ValueError for an unknown one."""
-    names = [name for part in only for name in part.split(",") if name]
+    names = [name.strip() for part in only for name in part.split(",")]
     unknown = [name for name in names if name not in CHECK_NAMES]
     if unknown:
         raise ValueError(f"no check {unknown[0]!r}; there are: {', '.join(CHECK_NAMES)}")
-    return names or list(CHECK_NAMES)
+    return list(dict.fromkeys(names)) or list(CHECK_NAMES)
 
 
 def run_check(
@@ -54,14 +68,18 @@ def run_check(
     found = gpus()
     if resume and record is None:
         return _error("--resume needs --json FILE, the record to go on with")
+    if resume and case is not None:
+        return _error("--resume goes on with drawn cases; --case gives one: leave one of them out")
     if case is not None:
-        from verify_attn.generate import Case, CaseError
+        from verify_attn.generate import Case
 
         try:
-            Case.from_json(case)
-        except (CaseError, ValueError) as error:
-            return _error(str(error))
+            _ = Case.from_json(case).attention_geometry
+        except (ValueError, ArithmeticError, AttributeError) as error:
+            return _error(f"--case: {error}")
     try:
+        if record is not None:
+            check_writable(record)
         session = Session(
             kernels or list(BUILTIN),
             chosen_checks(only),
@@ -75,19 +93,23 @@ def run_check(
     except (ValueError, RecordError, UnusableKernel) as error:
         return _error(str(error))
     console = Console(highlight=False)
-    console.print(summary(found), style="dim")
+    console.print(summary(found), style="dim", soft_wrap=True)
     interrupted = False
     try:
         with closing(Pool(workers or worker_count(bool(found)), time_limit_s)) as pool:
             _show_progress(session, pool)
-    except UnusableKernel as error:
+    except (UnusableKernel, RecordError) as error:
+        if session.started:
+            _print_result(console, session)
         return _error(str(error))
     except KeyboardInterrupt:
         interrupted = True
     _print_result(console, session)
+    if found and session.device == "cpu":
+        console.print("torch reaches no GPU here (see verify-attn doctor): all ran on the CPU")
     if interrupted:
         where = f"; what ran is in {record}, go on with --resume" if record else ""
-        console.print(f"interrupted{where}")
+        console.print(f"interrupted{escape(where)}", soft_wrap=True)
     return exit_code(session.cases, interrupted)
 
 
@@ -97,10 +119,12 @@ def _show_progress(session: Session, pool: Pool) -> None:
         TextColumn("{task.fields[failed]}", style="bold red"),
     )  # fmt: skip
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
         total = 1 if session.case_json else session.examples
         ids = {
-            k: bars.add_task(k, total=total, completed=session.progress[k].examples, failed="")
+            k: bars.add_task(
+                escape(k), total=total, completed=session.progress[k].examples, failed=""
+            )
             for k in session.kernels
         }
         for kernel in session.run(pool):
@@ -115,9 +139,9 @@ def _show_progress(session: Session, pool: Pool) -> None:
 def _print_result(console: Console, session: Session) -> None:
     cases = {c["id"]: c for c in session.cases}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("check")
+    table.add_column("check", no_wrap=True)
     for kernel in session.kernels:
-        table.add_column(kernel, justify="right", overflow="fold")
+        table.add_column(escape(kernel), justify="right", overflow="fold")
     for check in session.checks:
         row = [_cell(cases[f"{kernel}/{check}"]) for kernel in session.kernels]
         table.add_row(check, *row)
@@ -127,7 +151,8 @@ def _print_result(console: Console, session: Session) -> None:
         if case["status"] == "skipped":
             notes.setdefault(case["reason"], []).append(case["id"])
     for reason, ids in notes.items():
-        console.print(f"[dim]skipped {escape(', '.join(ids))}: {escape(reason)}[/dim]")
+        line = f"skipped {escape(', '.join(ids))}: {_printable(reason)}"
+        console.print(line, style="dim", soft_wrap=True)
     for case in cases.values():
         failures = sorted(case.get("failures", []), key=lambda f: len(str(f["case"])))
         if failures:  # workers may have found one each; the smallest says it best
@@ -148,8 +173,8 @@ def _print_failure(console: Console, case: dict[str, Any], failure: dict[str, An
 
     kernel, check = case["parameters"]["kernel"], case["parameters"]["check"]
     console.print(f"\n[bold red]FAIL[/bold red] {escape(kernel)}")
-    for line in failure["text"].splitlines():
-        console.print(f"  {escape(line)}", soft_wrap=True)
+    for line in failure["text"].split("\n"):
+        console.print(f"  {_printable(line)}", soft_wrap=True)
     line = reproduce(kernel, check, json.dumps(failure["case"], separators=(",", ":")))
     console.print(f"  reproduce: {escape(line)}", soft_wrap=True)
 

@@ -49,8 +49,11 @@ def _triton(found: list[Gpu]) -> str:
     if importlib.util.find_spec("triton") is None:
         return "not installed: the triton kernels cannot run"
     if interpreted(found):
-        why = "TRITON_INTERPRET=1" if os.environ.get("TRITON_INTERPRET") == "1" else "no GPU"
+        setting = os.environ.get("TRITON_INTERPRET")
+        why = "no GPU" if setting is None else f"TRITON_INTERPRET={setting}"
         return f"interpreter ({why}): float32 and float16; bfloat16 is refused there"
+    if not found:
+        return "cannot run: no GPU, and TRITON_INTERPRET turns its interpreter off"
     return "compiled: float16 and bfloat16"
 
 

@@ -49,15 +49,20 @@ def gpus() -> list[Gpu]:
     return found if visible is None else _visible(found, visible)
 
 
+def visible_entries(visible: str) -> list[str]:
+    """The entries of a CUDA_VISIBLE_DEVICES."""
+    return [entry for part in visible.split(",") if (entry := part.strip())]
+
+
 def _visible(found: list[Gpu], visible: str) -> list[Gpu]:
     chosen = []
-    for entry in filter(None, (part.strip() for part in visible.split(","))):
-        if entry.isdigit():
+    for entry in visible_entries(visible):
+        if entry.isdecimal():
             match = [gpu for gpu in found if gpu.index == int(entry)]
         else:
             match = [gpu for gpu in found if gpu.uuid.startswith(entry)]
-        if not match:
-            break  # CUDA stops at the first entry that it does not know
+        if len(match) != 1:
+            break  # CUDA stops at the first entry that it does not know, or knows twice
         chosen += match
     return chosen
 
@@ -91,11 +96,17 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
     )
 
 
+def triton_setting() -> bool | None:
+    """What TRITON_INTERPRET asks for, read as Triton reads it; None: it is not set."""
+    setting = os.environ.get("TRITON_INTERPRET")
+    return None if setting is None else setting.lower() in ("1", "true", "yes", "on", "y")
+
+
 def interpreted(found: list[Gpu] | None = None) -> bool:
     """Will Triton kernels run in the interpreter?  As `kernels.registry.choose_triton_mode`."""
-    setting = os.environ.get("TRITON_INTERPRET")
+    setting = triton_setting()
     if setting is not None:
-        return setting == "1"
+        return setting
     return not (gpus() if found is None else found)
 
 
@@ -126,6 +137,8 @@ def environment() -> dict[str, Any]:
 def summary(found: list[Gpu] | None = None) -> str:
     """One line: GPU, driver and whether Triton compiles or interprets."""
     found = gpus() if found is None else found
+    if not found and not interpreted(found):
+        return "no GPU; TRITON_INTERPRET keeps Triton kernels from its interpreter: none can run"
     if not found:
         return "no GPU; Triton kernels run in its interpreter (arithmetic, not the GPU, is tested)"
     names = ", ".join(sorted({gpu.name for gpu in found}))

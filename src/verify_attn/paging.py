@@ -58,10 +58,12 @@ class _Allocator:
 
     def _give_back(self, pages: Iterable[int]) -> list[int]:
         returned = [int(page) for page in pages]
+        freed: set[int] = set()
         for page in returned:
-            if page not in self._out:
+            if page not in self._out or page in freed:
                 raise ValueError(f"page {page} is freed but not allocated; free each page once")
-            self._out.discard(page)
+            freed.add(page)
+        self._out -= freed  # all of them or, after an error, none
         return returned
 
 

@@ -5,14 +5,16 @@ Light to import, since every pytest run of the environment imports it: neither t
 
 from __future__ import annotations
 
+import argparse
+import ast
 import os
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from verify_attn.environment import gpus, summary
+from verify_attn.environment import gpus, summary, visible_entries
 
 if TYPE_CHECKING:
     from verify_attn.conformance.pool import Pool
@@ -33,16 +35,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--verify-attn-examples", type=_positive, metavar="N", help=text)
     add("--verify-attn-seed", type=int, default=0, metavar="N", help="of the cases [0]")
     text = "of one check on one case [120]"
-    add("--verify-attn-time-limit", type=float, default=120.0, metavar="SECONDS", help=text)
+    add("--verify-attn-time-limit", type=_seconds, default=120.0, metavar="SECONDS", help=text)
     text = "fail unless at least N (1) GPU tests passed; give N with an ="
     add("--verify-attn-require-gpu", nargs="?", type=_positive, const=1, metavar="N", help=text)
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(f"{text} is not a whole number from 1 up")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no time above 0 s")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,8 +70,8 @@ def own_device(worker: int, visible: str | None, count: int) -> str | None:
     """
     if count == 0:
         return None
-    entries = [str(i) for i in range(count)] if visible is None else visible.split(",")
-    return entries[worker % count].strip()
+    entries = [str(i) for i in range(count)] if visible is None else visible_entries(visible)
+    return entries[worker % count]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -113,6 +121,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a GPU, and there is none here")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell by the marker whether a report is a GPU test's: a directory may be called gpu too."""
+    report = yield
+    report.__dict__["verify_attn_gpu"] = item.get_closest_marker("gpu") is not None
+    return report
+
+
 @pytest.fixture(scope="session")
 def verify_attn_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """One worker process for all checks of the session, so that a crash stays one crash."""
@@ -129,31 +147,61 @@ def verify_attn_examples(request: pytest.FixtureRequest) -> int:
     return given or (100 if gpus() else 6)
 
 
+def asks_for_gpu(expression: str) -> bool:
+    """Does a ``-m`` expression name ``gpu`` other than to leave it out?"""
+
+    def wanted(node: ast.expr, sign: bool) -> bool:
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                return wanted(inner, not sign)
+            case ast.BoolOp(values=parts):
+                return any(wanted(part, sign) for part in parts)
+            case ast.Call(func=inner):  # gpu(...): a marker with those arguments
+                return wanted(inner, sign)
+            case ast.Name(id="gpu"):
+                return sign
+        return False
+
+    try:
+        return wanted(ast.parse(expression.strip(), mode="eval").body, True)
+    except SyntaxError:  # pytest has its own words for it
+        return False
+
+
 class GpuCount:
     """Counts GPU tests, and keeps a run without any from looking like one with."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.passed = 0
-        self.skipped = 0
+        # Node ids: subtests and reruns report more than once.
+        self.passed: set[str] = set()
+        self.failed: set[str] = set()
+        self.skipped: set[str] = set()
         self.required: int | None = config.getoption("verify_attn_require_gpu")
 
     @property
     def asked_for(self) -> bool:
         """Were GPU tests selected by ``-m``?"""
-        expression = str(self.config.getoption("markexpr", ""))
-        return "gpu" in expression.split() and "not gpu" not in expression
+        return asks_for_gpu(str(self.config.getoption("markexpr", "")))
 
     @property
     def too_few(self) -> bool:
         """Fewer than --verify-attn-require-gpu asks for."""
-        return self.required is not None and self.passed < self.required
+        return self.required is not None and len(self.passed) < self.required
+
+    @property
+    def hollow(self) -> bool:
+        """GPU tests were asked for and none ran."""
+        return self.asked_for and not self.passed and not self.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Called in the controller for every worker's reports too."""
-        if "gpu" in report.keywords:
-            self.passed += report.when == "call" and report.passed
-            self.skipped += report.skipped
+        if not getattr(report, "verify_attn_gpu", False):
+            return
+        if report.skipped:
+            self.skipped.add(report.nodeid)
+        elif report.when == "call":
+            (self.passed if report.passed else self.failed).add(report.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -164,7 +212,7 @@ class GpuCount:
             return
         if self.too_few:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        elif self.asked_for and not self.passed:
+        elif self.hollow:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -174,11 +222,11 @@ class GpuCount:
         if self.too_few:
             terminalreporter.section("verify-attn: too few GPU tests", sep="!", red=True, bold=True)
             terminalreporter.line(
-                f"{self.passed} GPU tests passed and {self.skipped} were skipped; "
+                f"{len(self.passed)} GPU tests passed and {len(self.skipped)} were skipped; "
                 f"--verify-attn-require-gpu asks for {self.required}. {summary()}"
             )
-        elif self.asked_for and not self.passed:
+        elif self.hollow:
             terminalreporter.section(
                 "verify-attn: nothing was tested on a GPU", sep="!", red=True, bold=True
             )
-            terminalreporter.line(f"{self.skipped} GPU tests were skipped. {summary()}")
+            terminalreporter.line(f"{len(self.skipped)} GPU tests were skipped. {summary()}")

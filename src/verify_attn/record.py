@@ -6,10 +6,11 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from verify_attn.environment import environment
 
@@ -21,7 +22,7 @@ INTERRUPTED, BAD_USAGE, SERVER_DEAD, FAILED, INCONCLUSIVE, PASSED = 130, 2, 4, 1
 
 
 class RecordError(ValueError):
-    """A record that cannot be read; the message says which file, what is there and the rule."""
+    """A record that cannot be read or written; the message says which file, and the rule."""
 
 
 def new_record(command: Sequence[str]) -> dict[str, Any]:
@@ -40,14 +41,38 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     bad = [case for case in record["cases"] if case.get("status") not in STATUSES]
     if bad:
         raise RecordError(f"case {bad[0].get('id')} has status {bad[0].get('status')!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        text = json.dumps(record, indent=1, allow_nan=False)
+    except ValueError as error:
+        raise RecordError(f"{path} is not written: {error}") from None
+    with _replacing(path) as file:
+        file.write(f"{text}\n")
+
+
+def check_writable(path: Path) -> None:
+    """Raise `RecordError` if a record could not be written here; leaves what is there alone."""
+    if path.is_dir() or (path.exists() and not path.is_file()):
+        raise RecordError(f"{path} is no regular file; a record replaces the file it is written to")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise RecordError(f"no record can be written to {path}: {error}") from None
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[str]]:
+    check_writable(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:
-            json.dump(record, file, indent=1, allow_nan=False)
-            file.write("\n")
+            yield file
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise RecordError(f"{path} is not written: {error}") from None
     except BaseException:
         os.unlink(temporary)
         raise
@@ -65,6 +90,13 @@ def read_record(path: Path) -> dict[str, Any]:
     if version != SCHEMA_VERSION:
         raise RecordError(
             f"{path} has schema_version {version!r}; this version reads {SCHEMA_VERSION}"
+        )
+    cases = record.get("cases")
+    if not isinstance(cases, list) or not all(
+        isinstance(case, dict) and case.get("status") in STATUSES for case in cases
+    ):
+        raise RecordError(
+            f"{path} has no list of cases, each with a status out of {', '.join(STATUSES)}"
         )
     return dict(record)
 

@@ -87,27 +87,28 @@ def oracle(batch: VerifyBatch) -> Reference:
     return Reference(out, lse, strength, keys, geometry.qk_dim)
 
 
-def fast_reference(batch: VerifyBatch) -> Reference:
-    """The float32 twin of `oracle`: a request at a time, all nodes and heads together, on the
-    batch's device.  Long prefixes go through in pieces that are merged by log-sum-exp."""
+def fast_reference(batch: VerifyBatch, dtype: torch.dtype = torch.float32) -> Reference:
+    """The vectorised twin of `oracle`: a request at a time, all nodes and heads together, on the
+    batch's device.  Long prefixes go through in pieces that are merged by log-sum-exp.  To judge a
+    float32 kernel, ask for float64."""
     geometry, device = batch.geometry, batch.device
-    total = batch.offset_list[-1]
-    out = torch.zeros(total, geometry.heads, geometry.latent_dim, device=device)
-    lse = torch.full((total, geometry.heads), -torch.inf, device=device)
-    strength = torch.zeros(total, geometry.heads, device=device)
+    total, heads = batch.offset_list[-1], geometry.heads
+    out = torch.zeros(total, heads, geometry.latent_dim, dtype=dtype, device=device)
+    lse = torch.full((total, heads), -torch.inf, dtype=dtype, device=device)
+    strength = torch.zeros(total, heads, dtype=dtype, device=device)
     keys = torch.zeros(total, dtype=torch.int64, device=device)
     for request in range(batch.requests):
         first, last = batch.offset_list[request], batch.offset_list[request + 1]
         if first == last:
             continue
-        q = batch.q[first:last].float()  # [n, H, D]
-        prefix, tree = request_rows(batch, request, torch.float32, device)
+        q = batch.q[first:last].to(dtype)  # [n, H, D]
+        prefix, tree = request_rows(batch, request, dtype, device)
         visible = visible_nodes(batch, request)  # [n, n]
         keys[first:last] = len(prefix) + visible.sum(1)
         longest = (
             torch.where(visible, tree.norm(dim=1)[None, :], 0.0).amax(1)
             if visible.numel()
-            else torch.zeros(last - first, device=device)
+            else torch.zeros(last - first, dtype=dtype, device=device)
         )
         if len(prefix):
             longest = torch.maximum(longest, prefix.norm(dim=1).max())

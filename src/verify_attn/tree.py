@@ -70,18 +70,18 @@ class DraftTree:
     @classmethod
     def star(cls, nodes: int) -> DraftTree:
         """A root with ``nodes - 1`` children."""
-        return cls((-1,) + (0,) * (nodes - 1))
+        return cls((-1, *(0 for _ in range(1, nodes)))[:nodes])
 
     @classmethod
     def comb(cls, nodes: int) -> DraftTree:
         """A spine with one leaf at each spine node: deep and branching at once."""
-        return cls((-1, *(((i - 1) // 2) * 2 for i in range(1, nodes))))
+        return cls((-1, *(((i - 1) // 2) * 2 for i in range(1, nodes)))[:nodes])
 
     @classmethod
     def random(cls, nodes: int, seed: int) -> DraftTree:
         """Each node hangs on a uniformly drawn earlier node."""
         rng = np.random.default_rng(seed)
-        return cls((-1, *(int(rng.integers(0, i)) for i in range(1, nodes))))
+        return cls((-1, *(int(rng.integers(0, i)) for i in range(1, nodes)))[:nodes])
 
     # -- structure ---------------------------------------------------------------------------
 
@@ -145,6 +145,8 @@ class DraftTree:
     def from_links(cls, first_child: Sequence[int], next_sibling: Sequence[int]) -> DraftTree:
         """From child and sibling links; a sibling may have the lower index (SGLang allows it)."""
         nodes = len(first_child)
+        if not nodes:
+            raise TreeError("first_child is empty; a tree has a root, node 0")
         if len(next_sibling) != nodes:
             raise TreeError(
                 f"first_child has {nodes} entries and next_sibling {len(next_sibling)}; "

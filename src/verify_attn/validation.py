@@ -71,16 +71,15 @@ def _shapes(batch: VerifyBatch) -> None:
         )
         _need(fits, f"{field}.shape", tuple(tensor.shape), f"it must be {dims} (None: any)")
         _need(tensor.dtype == dtype, f"{field}.dtype", tensor.dtype, f"it must be {dtype}")
-        wanted = "cpu" if field.endswith("_host") else batch.device.type
-        _need(
-            tensor.device.type == wanted, f"{field}.device", tensor.device, f"it must be {wanted}"
-        )
+        wanted = torch.device("cpu") if field.endswith("_host") else batch.device
+        _need(tensor.device == wanted, f"{field}.device", tensor.device, f"it must be {wanted}")
+        _strides(field, tensor)
     for field, tensor in (("q", batch.q), ("kv_pool", batch.kv_pool), ("node_kv", batch.node_kv)):
         if tensor is not None:
             _need(
                 tensor.device == batch.device, f"{field}.device", tensor.device, "all on one device"
             )
-            _need(tensor.stride(-1) == 1, f"{field}.stride", tensor.stride(), "the last must be 1")
+            _strides(field, tensor)
     _need(batch.q.dtype in FLOATS, "q.dtype", batch.q.dtype, f"it must be one of {FLOATS}")
     fp8 = batch.kv_pool.dtype in FP8_DTYPES
     _need(
@@ -94,6 +93,11 @@ def _shapes(batch: VerifyBatch) -> None:
     _need(
         math.isfinite(scale) and scale > 0, "softmax_scale", scale, "it must be positive and finite"
     )
+
+
+def _strides(field: str, tensor: torch.Tensor) -> None:
+    last = tensor.stride(-1) if tensor.shape[-1] > 1 else 1  # a dimension of 1 is never stepped
+    _need(last == 1, f"{field}.stride", tensor.stride(), "the last must be 1")
 
 
 def _lengths(batch: VerifyBatch) -> tuple[Ints, Ints]:

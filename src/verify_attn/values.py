@@ -2,11 +2,12 @@
 
 With plain random data a long softmax is nearly flat and losing a whole tile moves nothing past a
 tolerance.  So some keys are *planted*: a shared direction in the rope part of q and of those keys
-lifts their logits until together they hold about four fifths of the weight.  Planted are the first
-and last token, both sides of tile, page and split edges, one key in each of 64 equal stretches,
-some at random, and every node of the tree.  A row's weight is then spread over a few hundred keys;
-the loss of any one moves the output by 1 / sqrt(keys) of its RMS, far past the bound.  The
-direction lies in the rope part because the latent part is also the value: values stay independent.
+lifts their logits until together they hold about three quarters of the weight.  Planted are the
+first and last token, both sides of tile, page and split edges, one key in each of 64 equal
+stretches, some at random, and every node of the tree.  A row's weight is then spread over some
+150 keys; the loss of any one moves the output by about 1 / sqrt(keys) of its RMS, past the bound
+even for a single row in bfloat16 (tests/unit/test_values.py).  The direction lies in the rope part
+because the latent part is also the value: values stay independent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ SPLIT_COUNTS = (2, 4, 8, 16, 32)
 STRETCHES = 64
 # Planted keys hold this many times the weight of all others together.
 PLANTED_WEIGHT = 4.0
-LOGIT_SPREAD = 1.0  # standard deviation of the random part of a scaled logit
+# Standard deviation of the random part of a scaled logit.  At 1 the unluckiest of 150 planted keys
+# weighs a twelfth of the mean one, and a single row in bfloat16 would not miss it.
+LOGIT_SPREAD = 0.5
 LARGE_SPREAD = 250.0  # the largest of some thousands of such logits lies near 1e3
 DOMINANT_LOGIT = 60.0
 
@@ -91,26 +94,59 @@ def make_contents(
     direction /= direction.norm()
     lift = _lift(kind, max(prefix_lens))
     raise_by = direction * math.sqrt(lift / scale)
-    shared = shared_pages(arrangement.shared_pages, page_size, prefix_lens)
+    pages = shared_pages(arrangement.shared_pages, page_size, prefix_lens)
+    shared = [count * page_size for count in pages]
+    lifted = _lifted(kind, prefix_lens, [len(v) for v in visible], shared, page_size, rng)
     made: list[Content] = []
     for request, prefix in enumerate(prefix_lens):
         nodes = len(visible[request])
         q = normal(nodes, geometry.heads, geometry.qk_dim) * q_sigma
         rows = normal(prefix + nodes, geometry.qk_dim) * sigma
         if lift:
-            q[..., latent:] += raise_by
-            if kind == "dominant":
-                planted = np.array([rng.integers(prefix) if prefix else 0])
-            else:
-                some = planted_positions(prefix, nodes, page_size, rng)
-                planted = np.append(some, np.arange(prefix, prefix + nodes))
-            rows[torch.from_numpy(planted).to(device), latent:] += raise_by
+            q[..., latent:] += raise_by - _along(q[..., latent:], direction)
+            keys = torch.from_numpy(lifted[request]).to(device)
+            rows[keys, latent:] += raise_by - _along(rows[keys, latent:], direction)
         q, rows = q.to(dtype), rows.to(dtype)
         if request and shared[request]:
-            same = shared[request] * page_size
-            rows[:same] = made[0].prefix[:same]
+            rows[: shared[request]] = made[0].prefix[: shared[request]]
         made.append(Content(q, rows[:prefix], rows[prefix:], visible[request]))
     return made
+
+
+def _lifted(
+    kind: str,
+    prefix_lens: list[int],
+    nodes: list[int],
+    shared: list[int],
+    page_size: int,
+    rng: np.random.Generator,
+) -> list[Positions]:
+    """Token positions of each request whose keys are lifted.
+
+    The first ``shared[r]`` rows of request r are request 0's: what r plants there, 0 must plant.
+    """
+    lifted: list[Positions] = []
+    for request, (prefix, own) in enumerate(zip(prefix_lens, shared, strict=True)):
+        tree = np.arange(prefix, prefix + nodes[request])
+        if kind != "dominant":
+            some = planted_positions(prefix, nodes[request], page_size, rng)
+            lifted.append(np.append(some, tree))
+        elif prefix:
+            lifted.append(rng.integers(own if own < prefix else 0, prefix, size=1))
+        else:
+            lifted.append(tree[:1])
+        mine = lifted[request]
+        lifted[0] = np.union1d(lifted[0], mine[mine < own])
+    return lifted
+
+
+def _along(vectors: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    """The part of each vector along the unit ``direction``.
+
+    It is taken out before the lift goes in: times the lift it would be a factor on a planted
+    key's weight in all rows alike, and hide the unlucky keys.
+    """
+    return (vectors @ direction)[..., None] * direction
 
 
 def _lift(kind: str, longest: int) -> float:

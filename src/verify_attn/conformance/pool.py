@@ -15,12 +15,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-START_S = 120.0  # to import torch and reach the GPU
+from verify_attn.conformance import POISONED_EXIT
+from verify_attn.tracebacks import last_words
+
+START_S = 120.0  # to import torch, reach the GPU and import the kernel
+END_S = 30.0  # between the last word and the end of a process
+LOG_BYTES = 1 << 16  # of what a dead worker printed, the end that is looked at
 
 
 @dataclass
@@ -36,7 +41,7 @@ class Task:
 
     def message(self) -> bytes:
         """What the worker is sent."""
-        task: dict[str, Any] = {"kernel": self.kernel, "checks": self.checks}
+        task: dict[str, Any] = {"kernel": self.kernel, "checks": self.checks, "path": sys.path}
         if self.case is not None:
             task["case"] = self.case
         else:
@@ -54,7 +59,17 @@ class _Worker:
     doing: dict[str, Any] | None = None  # the last "start" event
     failing: dict[str, Any] | None = None  # a failure still being shrunk
     left: int = 0  # examples of the task not yet finished
-    ready: bool = False
+
+    @property
+    def dead(self) -> bool:
+        """It ended and said all; a process that it left may hold its connection open."""
+        return self.process.poll() is not None and not self.connection.poll()
+
+    def kill(self) -> None:
+        """End it and whatever it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
 
 
 class Pool:
@@ -82,18 +97,22 @@ class Pool:
                 worker = next(w for w in self._workers if w.connection is ready)
                 yield from self._receive(worker, queue)
             for worker in [w for w in self._workers if w.task]:
-                limit = self._limit_s if worker.ready else max(START_S, self._limit_s)
-                if time.monotonic() - worker.since > limit:
+                if worker.dead:
+                    yield from self._lost(worker, queue, hung=False)
+                elif time.monotonic() - worker.since > self._limit(worker):
                     yield from self._lost(worker, queue, hung=True)
 
     def close(self) -> None:
         """End all workers."""
         for worker in self._workers:
-            worker.process.kill()
+            worker.kill()
             worker.process.wait()
             worker.connection.close()
             worker.log.close()
         self._workers.clear()
+
+    def _limit(self, worker: _Worker) -> float:
+        return self._limit_s if worker.doing else max(START_S, self._limit_s)
 
     def _assign(self, queue: deque[Task], enabled: Callable[[Task], list[str]]) -> None:
         while queue:
@@ -117,11 +136,13 @@ class Pool:
         os.unlink(name)  # it lives as long as it is open
         log = os.fdopen(descriptor, "w+b")
         process = subprocess.Popen(
-            [sys.executable, "-m", "verify_attn.conformance.worker", str(theirs.fileno())],
+            # -P: a file of the user's called random.py is not to be torch's random
+            [sys.executable, "-P", "-m", "verify_attn.conformance.worker", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         theirs.close()
         worker = _Worker(process, ours, log)
@@ -138,9 +159,6 @@ class Pool:
             return
         task, kind = worker.task, event["event"]
         worker.since = time.monotonic()
-        if kind == "ready":
-            worker.ready = True
-            return
         assert task is not None
         if kind == "start":
             worker.doing = event
@@ -159,48 +177,54 @@ class Pool:
         self, worker: _Worker, queue: deque[Task], hung: bool
     ) -> Iterator[tuple[Task, dict[str, Any]]]:
         """A worker died or is killed for hanging: name the culprit, let others do the rest."""
-        if hung:
-            worker.process.kill()
-        code = worker.process.wait()
+        how = f"hung: no answer in {self._limit(worker):g} s" if hung else _end(worker.process)
+        worker.kill()
+        worker.process.wait()
         self._workers.remove(worker)
         worker.connection.close()
-        worker.log.seek(0)
-        tail = worker.log.read().decode(errors="replace").strip().splitlines()[-12:]
+        worker.log.seek(max(0, worker.log.seek(0, os.SEEK_END) - LOG_BYTES))
+        tail = [] if hung else last_words(worker.log.read().decode(errors="replace"))
         worker.log.close()
         task, doing = worker.task, worker.doing
         if task is None:
             return
         if doing is None:
-            text = f"the worker process {'hung' if hung else _ended(code)} before its first case"
+            text = f"{task.kernel!r}: its process {how} before the first case"
             text += "".join(f"\n  {line}" for line in tail)
             yield task, {"event": "unusable", "text": text}
             return
         failure = worker.failing
         if failure is None or not (hung or doing["check"] == failure["check"]):
-            how = f"hung: no answer in {self._limit_s:g} s" if hung else _ended(code)
             text = f"{doing['check']}: the kernel's process {how}\ncase:   {doing['case']}"
-            if not hung and tail:
+            if tail:
                 text += "\nits last words:" + "".join(f"\n  {line}" for line in tail)
             kind = "hang" if hung else "crash"
             failure = {"event": "failure", "check": doing["check"], "text": text,
                        "case": doing["case"], "final": True, "kind": kind}  # fmt: skip
         yield task, {**failure, "final": True}
-        if task.case is None and worker.left > 1:
-            rest = Task(task.kernel, task.checks, task.seed + 104_729, worker.left - 1,
-                        chunk=task.chunk)  # fmt: skip
+        if task.case is not None:
+            rest = replace(task, checks=task.checks[task.checks.index(doing["check"]) + 1 :])
+        else:
+            rest = replace(task, seed=task.seed + 104_729, examples=worker.left - 1)
+        if rest.checks and (rest.examples > 0 or rest.case is not None):
             queue.appendleft(rest)
         else:
             yield task, {"event": "done"}
 
 
-def _ended(code: int) -> str:
-    from verify_attn.conformance import POISONED_EXIT
-
+def _end(process: subprocess.Popen[bytes]) -> str:
+    """How a process that fell silent ended."""
+    try:
+        code = process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        return "closed its connection to the harness"
     if code == POISONED_EXIT:
         return "lost its GPU context (an illegal access)"
-    if code < 0:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):  # real-time signals have no name
         return f"died of {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+    return f"died of signal {-code}"
 
 
 def worker_count(gpu: bool) -> int:

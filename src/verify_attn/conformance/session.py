@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,17 @@ class Tally:
     skipped: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0
     failures: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, case: dict[str, Any]) -> Tally:
+        """The inverse of `case`."""
+        metrics = case["metrics"]
+        return cls(
+            metrics["executed"],
+            Counter(metrics.get("skipped", {})),
+            metrics.get("worst_over_bound", 0.0),
+            list(case.get("failures", [])),
+        )
 
     def case(self, kernel: str, check: str) -> dict[str, Any]:
         """This tally as a case of a run record."""
@@ -56,11 +67,17 @@ class Tally:
 
 @dataclass
 class Progress:
-    """How far a kernel is."""
+    """How far a kernel is: examples in all, the chunks that are done, examples of the others."""
 
     examples: int = 0
     long_examples: int = 0
     chunks: list[int] = field(default_factory=list)
+    partial: dict[str, int] = field(default_factory=dict)  # chunk: examples; JSON keys are text
+
+    def example(self, task: Task) -> None:
+        self.examples += 1
+        if task.case is None:
+            self.partial[str(task.chunk)] = self.partial.get(str(task.chunk), 0) + 1
 
 
 class Session:
@@ -83,9 +100,20 @@ class Session:
         self.tallies = {k: {c: Tally() for c in self.checks} for k in self.kernels}
         self.progress = {k: Progress() for k in self.kernels}
         self.stopped_early: str | None = None
+        self.device: str | None = None  # as the first worker found it
         self._record, self._path = new_record(command), record
         if resume and record is not None and record.exists():
             self._load(read_record(record))
+
+    @property
+    def started(self) -> bool:
+        """Has any example ended?"""
+        return any(p.examples for p in self.progress.values())
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        asked = {"seed": self.seed, "examples": self.examples, "checks": self.checks}
+        return asked if self.case_json is None else {"case": self.case_json, "checks": self.checks}
 
     @property
     def cases(self) -> list[dict[str, Any]]:
@@ -101,21 +129,18 @@ class Session:
         except BaseException as error:
             self.stopped_early = type(error).__name__
             pool.close()  # a worker may be in the middle of a task
+            if self.started or not isinstance(error, UnusableKernel):
+                self.save()  # a mistyped kernel does not cost the record that is there
             raise
-        finally:
-            self.save()
+        self.save()
 
     def save(self) -> None:
         """Write the record, where one was asked for."""
         if self._path is None:
             return
-        progress = {
-            k: {"examples": p.examples, "long_examples": p.long_examples, "chunks": p.chunks}
-            for k, p in self.progress.items()
-        }
         self._record |= {
-            "parameters": {"seed": self.seed, "examples": self.examples, "checks": self.checks},
-            "progress": progress,
+            "parameters": self._parameters,
+            "progress": {k: asdict(p) for k, p in self.progress.items()},
             "stopped_early": self.stopped_early,
             "cases": self.cases,
         }
@@ -129,9 +154,12 @@ class Session:
         for chunk, start in enumerate(range(0, self.examples, size)):
             examples = min(size, self.examples - start)
             for kernel in self.kernels:
-                if chunk not in self.progress[kernel].chunks:
-                    seed = self.seed * 1_000_003 + chunk
-                    tasks.append(Task(kernel, list(self.checks), seed, examples, chunk=chunk))
+                progress = self.progress[kernel]
+                done = progress.partial.get(str(chunk), 0)
+                if chunk not in progress.chunks and done < examples:
+                    seed = self.seed * 1_000_003 + chunk + 104_729 * done
+                    left = examples - done
+                    tasks.append(Task(kernel, list(self.checks), seed, left, chunk=chunk))
         return tasks
 
     def _enabled(self, task: Task) -> list[str]:
@@ -149,13 +177,16 @@ class Session:
                     tally.worst = max(tally.worst, event["worst"])
                 else:
                     tally.skipped[event["reason"]] += 1
+            case "device":
+                self._record["environment"]["device"] = self.device = event["device"]
             case "example":
-                progress.examples += 1
+                progress.example(task)
                 progress.long_examples += event["tokens"] >= LONG_TOKENS
             case "failure" if event["final"]:
                 tally = self.tallies[task.kernel][event["check"]]
                 tally.executed += 1
-                progress.examples += 1
+                if task.case is None:
+                    progress.example(task)
                 known = {"text": event["text"], "case": json.loads(event["case"])}
                 tally.failures.append(known | {k: event[k] for k in ("kind",) if k in event})
             case "unusable":
@@ -163,25 +194,38 @@ class Session:
             case "done":
                 if task.case is None:
                     progress.chunks.append(task.chunk)
+                    progress.partial.pop(str(task.chunk), None)
                 self.save()
 
     def _load(self, record: dict[str, Any]) -> None:
-        """Go on from an earlier record of the same command line."""
-        if record.get("parameters") != {
-            "seed": self.seed, "examples": self.examples, "checks": self.checks,
-        }:  # fmt: skip
+        """Go on from an earlier record of the same command line, on the same machine."""
+        if record.get("parameters") != self._parameters:
             raise UnusableKernel(
                 f"{self._path} was made with {record.get('parameters')}; to resume, give the same "
                 "--seed, --examples and --only"
             )
-        for case in record["cases"]:
-            kernel, check = case["parameters"]["kernel"], case["parameters"]["check"]
-            if kernel in self.tallies:
-                tally = self.tallies[kernel][check]
-                tally.executed = case["metrics"]["executed"]
-                tally.skipped.update(case["metrics"].get("skipped", {}))
-                tally.worst = case["metrics"].get("worst_over_bound", 0.0)
-                tally.failures = case.get("failures", [])
-        for kernel, seen in record["progress"].items():
-            if kernel in self.progress:
-                self.progress[kernel] = Progress(**seen)
+        try:
+            here, there = self._record["environment"], record["environment"]
+            if _machine(there) != _machine(here):
+                raise UnusableKernel(
+                    f"{self._path} was made with {_machine(there)}, here is {_machine(here)}; "
+                    "one record tells of one machine"
+                )
+            missing = set(record["progress"]) - set(self.kernels)
+            if missing:
+                raise UnusableKernel(
+                    f"{self._path} also tells of {', '.join(sorted(missing))}; to resume, name "
+                    "those kernels too"
+                )
+            for case in record["cases"]:
+                known = case["parameters"]
+                self.tallies[known["kernel"]][known["check"]] = Tally.of(case)
+            self.progress |= {k: Progress(**seen) for k, seen in record["progress"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UnusableKernel(f"{self._path} is damaged: {error!r}") from None
+
+
+def _machine(environment: dict[str, Any]) -> dict[str, Any]:
+    """What must stay the same within a record; clocks and temperatures may not."""
+    names = [gpu["name"] for gpu in environment["gpus"]]
+    return {"gpus": names} | {k: environment[k] for k in ("triton", "versions")}

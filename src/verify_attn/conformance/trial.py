@@ -105,7 +105,8 @@ class Trial:
             batch.nodes(r) * (batch.prefix_list[r] + batch.nodes(r)) for r in range(batch.requests)
         )
         if batch.device.type == "cuda" and tokens * heads * wide > ORACLE_PRODUCTS:
-            return fast_reference(batch)
+            exact = batch.q.dtype == torch.float32
+            return fast_reference(batch, torch.float64 if exact else torch.float32)
         return oracle(batch).to(batch.device)
 
     def run(self, batch: VerifyBatch, plan: Any = None) -> Output:

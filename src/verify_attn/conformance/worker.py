@@ -6,6 +6,7 @@ come and events go as JSON over that connection.  What the kernel prints goes to
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -14,19 +15,27 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+PR_SET_PDEATHSIG = 1
+
 
 def main() -> None:
     """Serve tasks until the connection closes."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if sys.platform == "linux":  # a kernel that hangs does not outlive the parent
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = Connection(int(sys.argv[1]))
+    process = os.getpid()
 
     def emit(event: dict[str, Any]) -> None:
+        if os.getpid() != process:
+            os._exit(0)  # a fork that the kernel made and let run on
         try:
             connection.send_bytes(json.dumps(event).encode())
         except OSError:
             os._exit(0)  # the parent is gone
 
+    from verify_attn.conformance import POISONED_EXIT
     from verify_attn.kernels.base import KernelError
     from verify_attn.kernels.registry import choose_triton_mode, load
 
@@ -35,16 +44,40 @@ def main() -> None:
 
     from verify_attn.conformance.fuzz import Fuzz, attempt
     from verify_attn.generate import Case
+    from verify_attn.tracebacks import user_traceback
 
     torch.set_num_threads(1)  # there are as many workers as cores
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kernels: dict[str, Any] = {}
-    emit({"event": "ready", "device": str(device)})
+
+    def work(kernel: Any, task: dict[str, Any]) -> None:
+        if "case" not in task:
+            Fuzz(kernel, device, task["checks"], emit, task["seed"]).run(task["examples"])
+            return
+        case = Case.from_json(task["case"])
+        for check in task["checks"]:
+            emit({"event": "start", "check": check, "case": task["case"]})
+            outcome = attempt(kernel, case, check, device)
+            if outcome["status"] == "fail":
+                emit({
+                    "event": "failure", "check": check, "text": outcome["text"],
+                    "case": task["case"], "final": not outcome["poisoned"],
+                })  # fmt: skip
+                if outcome["poisoned"]:
+                    os._exit(POISONED_EXIT)  # the parent goes on with the other checks
+            else:
+                emit({"event": "check", "check": check, **outcome})
+        emit({"event": "example", "tokens": case.tokens})
+
     while True:
         try:
             task = json.loads(connection.recv_bytes())
         except EOFError:
             return
+        emit({"event": "device", "device": device.type})
+        sys.path += [
+            entry for entry in task["path"] if entry not in sys.path
+        ]  # pytest's may differ
         name = task["kernel"]
         try:
             if name not in kernels:
@@ -52,22 +85,13 @@ def main() -> None:
         except KernelError as error:
             emit({"event": "unusable", "text": str(error)})
             continue
-        if "case" in task:
-            case = Case.from_json(task["case"])
-            for check in task["checks"]:
-                emit({"event": "start", "check": check, "case": task["case"]})
-                outcome = attempt(kernels[name], case, check, device)
-                if outcome["status"] == "fail":
-                    emit({
-                        "event": "failure", "check": check, "text": outcome["text"],
-                        "case": task["case"], "final": True,
-                    })  # fmt: skip
-                else:
-                    emit({"event": "check", "check": check, **outcome})
-            emit({"event": "example", "tokens": case.tokens})
-        else:
-            fuzz = Fuzz(kernels[name], device, task["checks"], emit, task["seed"])
-            fuzz.run(task["examples"])
+        try:
+            work(kernels[name], task)
+        except Exception:
+            raise
+        except BaseException as error:  # the kernel's sys.exit, KeyboardInterrupt, pytest.skip ...
+            os.write(2, f"{user_traceback(error)}\n".encode(errors="backslashreplace"))
+            os._exit(1)
         emit({"event": "done"})
 
 

@@ -6,9 +6,9 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable
 
+from verify_attn.environment import triton_setting
 from verify_attn.kernels.base import (
     FunctionKernel,
     KernelError,
@@ -17,6 +17,9 @@ from verify_attn.kernels.base import (
     declared,
 )
 from verify_attn.kernels.builtin import BUILTIN
+from verify_attn.tracebacks import user_traceback as user_traceback
+
+MOST_NAMES = 40
 
 
 def load(name: str) -> VerifyKernel:
@@ -43,9 +46,9 @@ def choose_triton_mode() -> bool:
     """
     import torch
 
-    if "TRITON_INTERPRET" not in os.environ and not torch.cuda.is_available():
+    if triton_setting() is None and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return bool(triton_setting())
 
 
 def _resolve(path: str) -> object:
@@ -59,18 +62,25 @@ def _resolve(path: str) -> object:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(f"{missing}."):
+            hint = "; give the module's name, not its file" if ".py" in module_name else ""
             raise KernelError(
-                f"{path!r}: no module {missing!r} on the path or in {os.getcwd()}"
+                f"{path!r}: no module {missing!r} on the path or in {os.getcwd()}{hint}"
             ) from None
         raise KernelError(f"{path!r}: importing it needs {missing!r}, which is not here") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise KernelError(f"{path!r}: importing it raised\n{user_traceback(error)}") from None
     target: object = module
     for part in attribute.split("."):
-        if not hasattr(target, part):
-            near = [n for n in dir(target) if not n.startswith("_")]
-            raise KernelError(f"{path!r}: no {part!r} in {module_name}; it has: {', '.join(near)}")
-        target = getattr(target, part)
+        try:
+            target = getattr(target, part)
+        except AttributeError:
+            names = [n for n in dir(target) if not n.startswith("_")]
+            names[MOST_NAMES:] = ["..."] if len(names) > MOST_NAMES else []
+            raise KernelError(
+                f"{path!r}: no {part!r} in {module_name}; it has: {', '.join(names)}"
+            ) from None
+        except Exception as error:  # a lazy module's or a property's own
+            raise KernelError(f"{path!r}: {part} raised\n{user_traceback(error)}") from None
     return target
 
 
@@ -78,7 +88,7 @@ def _wrap(name: str, target: object) -> VerifyKernel:
     if inspect.isclass(target):
         try:
             target = target()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise KernelError(f"{name!r}: making it raised\n{user_traceback(error)}") from None
     capabilities = declared(target)
     run = getattr(target, "run", None)
@@ -114,15 +124,3 @@ def _check_signature(name: str, call: Callable[..., object], takes: tuple[str, .
             f"{name!r}: {what}{signature} has the wrong signature; it is called as "
             f"{what}({', '.join(takes)})"
         ) from None
-
-
-def user_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this package, the import system and Hypothesis."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, "<frozen")) and "hypothesis" not in frame.filename
-    ]
-    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
-    return "".join(lines).rstrip()
