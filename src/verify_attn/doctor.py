@@ -77,8 +77,7 @@ def _kernels() -> list[tuple[str, str]]:
         except KernelError as error:
             lines.append((name, f"cannot run: {str(error).splitlines()[0]}"))
             continue
-        dtypes = kernel.capabilities.dtypes or ()
-        lines.append(
-            (name, "runs with " + ", ".join(str(d).removeprefix("torch.") for d in dtypes))
-        )
+        dtypes = kernel.capabilities.dtypes
+        names = [str(d).removeprefix("torch.") for d in dtypes] if dtypes else ["any dtype"]
+        lines.append((name, f"runs with {', '.join(names)}"))
     return lines

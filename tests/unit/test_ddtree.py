@@ -128,6 +128,9 @@ class TestTies:
         assert rank_paths(built) == [(0,), (1,), (2,), *product(range(3), repeat=2)]
         assert built.tokens == (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)  # equal logits by rising id
 
+    def test_equal_logits_by_rising_token_id(self) -> None:
+        assert ddtree(np.zeros((1, 500)), 400).tokens == tuple(range(400))
+
     def test_paths_of_unequal_length(self) -> None:
         """The second row is certain, so a node and its only likely child have one score."""
         logits = np.array([[0.0, 0.0], [0.0, -np.inf]])
