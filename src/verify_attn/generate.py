@@ -31,6 +31,9 @@ from verify_attn.values import VALUES, make_contents
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+MAX_TAIL_ROWS = 4096
+
+
 class CaseError(ValueError):
     """A case that cannot be built; the message names field, value and rule."""
 
@@ -82,13 +85,25 @@ class Case:
             ("page_size", 1), ("shared_pages", 0), ("tail_rows", 0), ("slack", 0), ("seed", 0),
         ):  # fmt: skip
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if type(value) is not int or value < least:
                 raise CaseError(f"{name} is {value!r}; it must be a whole number from {least} up")
+        for name in ("node_kv", "high_slots"):
+            if not isinstance(getattr(self, name), bool):
+                raise CaseError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+        if self.tail_rows > MAX_TAIL_ROWS:
+            raise CaseError(f"tail_rows is {self.tail_rows}; at most {MAX_TAIL_ROWS}")
+        try:
+            _ = self.attention_geometry
+        except ValueError as error:
+            raise CaseError(f"geometry is {self.geometry!r}: {error}") from None
         if not self.requests:
             raise CaseError("requests is empty; a case has at least one (prefix_len, tree)")
         for i, (prefix_len, tree) in enumerate(self.requests):
-            if prefix_len < 0:
-                raise CaseError(f"requests[{i}] has prefix_len {prefix_len}; it must be 0 or more")
+            if type(prefix_len) is not int or prefix_len < 0:
+                raise CaseError(
+                    f"requests[{i}] has prefix_len {prefix_len!r}; it must be a whole number from "
+                    "0 up"
+                )
             tree_rows(tree)
 
     def changed(self, **values: Any) -> Case:
@@ -131,13 +146,18 @@ class Case:
                 f"given: {text[:200]}"
             )
         try:
-            pairs = tuple((int(length), str(tree)) for length, tree in given.pop("requests"))
+            pairs = tuple((length, _tree_text(tree)) for length, tree in given.pop("requests"))
         except (TypeError, ValueError):
             raise CaseError("requests is a list of [prefix_len, tree] pairs") from None
         try:
             return cls(pairs, **given)
         except TypeError as error:
             raise CaseError(f"a field of the case has the wrong type: {error}") from None
+
+
+def _tree_text(tree: object) -> str:
+    """A tree may be given as JSON's own list of parents too."""
+    return json.dumps(tree, separators=(",", ":")) if isinstance(tree, list) else str(tree)
 
 
 def tree_rows(text: str) -> tuple[int, DraftTree | None]:

@@ -129,7 +129,8 @@ class TestTies:
         assert built.tokens == (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)  # equal logits by rising id
 
     def test_equal_logits_by_rising_token_id(self) -> None:
-        assert ddtree(np.zeros((1, 500)), 400).tokens == tuple(range(400))
+        built = ddtree(np.tile([0.0, 1.0, 2.0], (1, 300)), 500)
+        assert built.tokens == (*range(2, 900, 3), *range(1, 600, 3))
 
     def test_paths_of_unequal_length(self) -> None:
         """The second row is certain, so a node and its only likely child have one score."""

@@ -147,10 +147,10 @@ def _mask_mistakes(batch: VerifyBatch, row: Row) -> Iterator[tuple[Reason, torch
         "causal instead of tree: sees every earlier node": number <= row.node,
         "ignores the tree mask: sees every node of the request": number >= 0,
         "ignores the tree: sees the prefix alone": number < 0,
+        "sibling leak: sees its siblings too": own | siblings,
         "mask by depth: sees every node above it, not only its ancestors": (depth < depth[row.node])
         | (number == row.node),
         "mask by depth: sees every node at its depth or above": depth <= depth[row.node],
-        "sibling leak: sees its siblings too": own | siblings,
         "does not see itself": parent_sees,
         "sees itself and the prefix, no ancestor": number == row.node,
         "32-bit mask words: nodes from 32 on are lost": own & (number % 64 < 32),

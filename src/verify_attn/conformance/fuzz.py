@@ -10,6 +10,7 @@ import math
 import os
 import random
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,9 +28,10 @@ from verify_attn.conformance.text import describe
 from verify_attn.conformance.trial import CheckFailed, NotApplicable, Trial
 from verify_attn.generate import Case
 from verify_attn.kernels.base import UnsupportedError, VerifyKernel
-from verify_attn.kernels.registry import choose_triton_mode, user_traceback
+from verify_attn.kernels.registry import choose_triton_mode
 
 Emit = Callable[[dict[str, Any]], None]
+KEEP_BYTES = 1 << 31
 SHRINK_S, SHRINK_INTERPRETED_S = 20.0, 60.0
 
 
@@ -185,9 +187,12 @@ def attempt(
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         return {"status": "skipped", "reason": f"out of GPU memory: {str(error).split('.')[0]}"}
-    except Exception as error:
-        summary = f"the kernel raised\n{user_traceback(error)}"
+    except Exception as error:  # the kernel's own exceptions come as KernelRaised
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        summary = f"verify-attn itself raised, which is a bug of its own\n{trace}"
         return _failed(trial, name, CheckFailed(summary), None, explain)
+    finally:
+        _give_back_memory(device)
     return {"status": "pass", "worst": trial.worst}
 
 
@@ -207,6 +212,13 @@ def _failed(
         "status": "fail", "text": text, "reasons": reasons, "poisoned": poisoned,
         "finite": finite,
     }  # fmt: skip
+
+
+def _give_back_memory(device: torch.device) -> None:
+    """Workers share the GPU: what a large case took must not stay with one of them."""
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > KEEP_BYTES:
+        with suppress(RuntimeError):  # a lost context gives nothing back
+            torch.cuda.empty_cache()
 
 
 def _is_poisoned(device: torch.device) -> bool:

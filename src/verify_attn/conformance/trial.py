@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,9 +14,10 @@ from verify_attn.assemble import Arrangement, Content, assemble
 from verify_attn.conformance.compare import Mismatch, within
 from verify_attn.conformance.tolerance import lse_bound, out_bound
 from verify_attn.generate import Case, contents
-from verify_attn.kernels.base import VerifyKernel
+from verify_attn.kernels.base import UnsupportedError, VerifyKernel
 from verify_attn.problem import VerifyBatch
 from verify_attn.reference import Reference, fast_reference, oracle
+from verify_attn.tracebacks import user_traceback
 
 # A NaN that no arithmetic makes, per element size: what stands in outputs before a run.
 POISON = {2: 0x7FA5, 4: 0x7FA5A5A5}
@@ -42,6 +44,10 @@ class CheckFailed(AssertionError):
         self.reason = reason
         self.output = output
         self.reference = reference
+
+
+class KernelRaised(CheckFailed):
+    """The kernel raised; the summary holds the traceback of the user's own code."""
 
 
 class NotApplicable(Exception):
@@ -90,8 +96,12 @@ class Trial:
         self, requests: list[Content], how: Arrangement, like: VerifyBatch | None = None
     ) -> VerifyBatch:
         """Requests as a batch; raises `NotApplicable` if the kernel declares otherwise."""
-        batch = assemble(self.case.attention_geometry, requests, how, like)
-        reason = self.kernel.unsupported(batch)
+        try:
+            batch = assemble(self.case.attention_geometry, requests, how, like)
+        except (MemoryError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise NotApplicable(f"the case does not fit into memory here: {reason}") from None
+        reason = self.call(self.kernel.unsupported, batch)
         if reason:
             raise NotApplicable(reason)
         if not self.kernel.capabilities.tree_mask and not all(_is_chain(c) for c in requests):
@@ -111,19 +121,39 @@ class Trial:
 
     def run(self, batch: VerifyBatch, plan: Any = None) -> Output:
         """Plan (unless given), prepare and run, with poisoned outputs; checks their shape after."""
-        plan = self.kernel.plan(batch) if plan is None else plan
-        self.kernel.prepare(batch, plan)
+        plan = self.plan(batch) if plan is None else plan
+        self.prepare(batch, plan)
         out, lse = poisoned_outputs(batch)
         self.launch(batch, plan, out, lse)
         live = batch.offset_list[-1]
         return Output(out[:live], lse[:live])
 
+    def plan(self, batch: VerifyBatch) -> Any:
+        """The kernel's plan for a batch."""
+        return self.call(self.kernel.plan, batch)
+
+    def prepare(self, batch: VerifyBatch, plan: Any) -> None:
+        """The kernel's ``prepare``."""
+        self.call(self.kernel.prepare, batch, plan)
+
+    def call(self, part: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a part of the kernel; whatever it raises, ``sys.exit`` too, is its failure."""
+        try:
+            return part(*arguments)
+        except (NotApplicable, UnsupportedError):
+            raise
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise NotApplicable(f"out of GPU memory: {str(error).split('.')[0]}") from None
+        except BaseException as error:
+            raise KernelRaised(f"the kernel raised\n{user_traceback(error)}") from None
+
     def launch(self, batch: VerifyBatch, plan: Any, out: torch.Tensor, lse: torch.Tensor) -> None:
         """``run`` alone, then wait for it; a kernel that swaps its outputs is told so."""
         before = [(t.shape, t.dtype, t.data_ptr()) for t in (out, lse)]
-        self.kernel.run(batch, plan, out, lse)
+        self.call(self.kernel.run, batch, plan, out, lse)
         if batch.device.type == "cuda":
-            torch.cuda.synchronize()
+            self.call(torch.cuda.synchronize)
         for name, tensor, (shape, dtype, pointer) in zip(
             ("out", "lse"), (out, lse), before, strict=True
         ):
