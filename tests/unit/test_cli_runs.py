@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.unit.user_kernels import COMMAND, check, user, verify_attn
+from tests.unit.user_kernels import COMMAND, PYTHONPATH, check, user, verify_attn
 from verify_attn.record import STATUSES
 
 __all__ = ["user"]
@@ -43,7 +43,8 @@ def test_ctrl_c_keeps_the_record_and_resume_finishes_it(user):
     args = ["check", "mine:slow", "--only", "written", "--json", "r.json"]
     args += ["--workers", "2", "--examples", "25"]
     process = subprocess.Popen(
-        [sys.executable, "-P", *COMMAND[1:], *args], cwd=user, env=os.environ | {"SLOW": "0.3"},
+        [sys.executable, "-P", *COMMAND[1:], *args], cwd=user,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "SLOW": "0.3"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     calls, until = user / "calls", time.monotonic() + 60

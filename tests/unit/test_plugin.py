@@ -56,7 +56,16 @@ def run(pytester, monkeypatch):
             args = ("-p", "fakegpus", *args)
         if tests:
             pytester.makepyfile(test_inner=tests)
-        options = ("--strict-markers", "-W", "error", "-p", "no:cacheprovider")
+        # pytest-benchmark, where it is installed, warns under xdist
+        options = (
+            "--strict-markers",
+            "-W",
+            "error",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:benchmark",
+        )
         return pytester.runpytest_subprocess(*options, *args)
 
     return start

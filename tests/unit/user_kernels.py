@@ -7,6 +7,10 @@ import sys
 import pytest
 
 COMMAND = (sys.executable, "-m", "verify_attn.cli")
+# A relative entry would mean the user's directory there, not the one that the tests run in.
+PYTHONPATH = os.pathsep.join(
+    os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
+)
 USER = """
 import os, signal, sys, time
 import torch
@@ -78,7 +82,12 @@ def verify_attn(*args, cwd, **env):
     # -P as in the console script, whose directory is not searched for modules
     command = [sys.executable, "-P", *COMMAND[1:], *args]
     return subprocess.run(
-        command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=120
+        command,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH} | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
