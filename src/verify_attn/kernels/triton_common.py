@@ -22,7 +22,8 @@ INTERPRETER_DTYPES = (torch.float16, torch.float32)
 class Tile:
     """Rows (of q) and tokens (of KV) of one tile, and how Triton compiles it.
 
-    ``block_n`` divides 64 (see `tree_visible`); ``registers`` caps a thread's.
+    ``block_n`` divides 64 (see `tree_visible`); ``registers`` caps a thread's; ``branch`` hides
+    the second product from the layout of the first (see `verify_attn.kernels.triton_split`).
     """
 
     block_m: int
@@ -30,6 +31,7 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+    branch: bool = False
 
 
 def architecture(device: torch.device) -> tuple[int, int]:

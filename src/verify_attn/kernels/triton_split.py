@@ -9,7 +9,8 @@ lengths in device memory, so a captured graph follows the batch.
 A note on the branch in the prefix loop.  Triton lays a dot whose result reaches another dot out
 with all warps along its rows, so that the softmax between them stays within a warp.  Here 8 warps
 share 64 rows, enough for 4: half of them would repeat the other half's products.  A branch hides
-the second dot from that rule: 44 instead of 76 matrix instructions a tile on Hopper.
+the second dot from that rule: 44 instead of 76 matrix instructions a tile on Hopper.  Elsewhere it
+only makes the compiler spill, so it is there for Hopper's tile alone.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ UNSPECIALIZED = (
 # (0, 0) is the interpreter.  sm_120 has 101,376 bytes of shared memory a block: the query tile and
 # one KV tile of 32 rows fill 76,032 of them.
 TILES = {
-    (0, 0): Tile(128, 64, 4, 1),
+    (0, 0): Tile(128, 64, 4, 1, branch=True),
     (8, 0): Tile(32, 32, 4, 2),
     (8, 6): Tile(32, 32, 8, 2),
-    (9, 0): Tile(64, 64, 8, 3),
+    (9, 0): Tile(64, 64, 8, 3, branch=True),
     (10, 0): Tile(64, 64, 8, 2),
     (12, 0): Tile(32, 32, 8, 2),
 }
@@ -90,7 +91,7 @@ def split_kernel(
     LATENT: tl.constexpr, ROPE: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    OWN_ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    OWN_ROWS: tl.constexpr, SPLIT: tl.constexpr, BRANCH: tl.constexpr,
 ):  # fmt: skip
     """One (row block, range, request).  ``scale`` is softmax_scale * log2(e)."""
     split, request = tl.program_id(1), tl.program_id(2)
@@ -129,9 +130,9 @@ def split_kernel(
         where = token_offsets(table, position, page_size, stride_page, stride_row)
         k_c = load_rows(pool, where, c, LATENT, BLOCK_C)  # [BLOCK_N, BLOCK_C]
         k_r = load_rows(pool + LATENT, where, d, ROPE, BLOCK_R)  # [BLOCK_N, BLOCK_R]
-        # The branch is always taken (see above); in it the small dot comes first, since it is the
-        # one whose result still reaches another dot.
-        if tile < high:
+        # The branch is always taken (see above).  The small dot comes first, since it is the one
+        # whose result still reaches another dot.
+        if not BRANCH or tile < high:
             scores = tl.dot(q_r, tl.trans(k_r), input_precision="ieee")
             scores = tl.dot(q_c, tl.trans(k_c), scores, input_precision="ieee") * scale
             scores = tl.where((tile * BLOCK_N + n < prefix)[None, :], scores, float("-inf"))
@@ -286,7 +287,7 @@ class TritonSplit:
             LATENT=geometry.latent_dim, ROPE=geometry.rope_dim,
             BLOCK_C=padded(geometry.latent_dim), BLOCK_R=padded(geometry.rope_dim),
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
-            OWN_ROWS=own_rows, SPLIT=plan.splits > 1,
+            OWN_ROWS=own_rows, SPLIT=plan.splits > 1, BRANCH=tile.branch,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         if plan.splits > 1:
