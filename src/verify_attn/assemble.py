@@ -8,7 +8,7 @@ and page tails that no token owns and between strided rows, wild ids in unused t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -41,9 +41,20 @@ class Content:
     visible: BoolArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """How contents lie in memory; the fields are those of `verify_attn.generate.Case`."""
+    """How contents lie in memory.
+
+    ``layout``        where a request's pages lie in the pool
+    ``shared_pages``  leading pages that all requests share with the first, where their prefixes
+                      are long enough
+    ``tail_rows``     undefined rows of q after the last request's
+    ``q``, ``pool``   strides of q and of the pool
+    ``node_kv``       the nodes' rows come apart from the pool
+    ``slack``         how much looser than the lengths the host bounds are, in tokens
+    ``high_slots``    pages lie past 2^31 elements into the pool
+    ``seed``          of the pages chosen
+    """
 
     page_size: int = 1
     layout: str = "contiguous"
@@ -56,7 +67,7 @@ class Arrangement:
     high_slots: bool = False
     seed: int = 0
 
-    def changed(self, **values: Any) -> Arrangement:
+    def changed(self, **values: Any) -> Self:
         """A copy with other values."""
         return replace(self, **values)
 

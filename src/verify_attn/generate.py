@@ -8,8 +8,7 @@ the same shapes and pages everywhere, but a GPU and a CPU draw different numbers
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import torch
@@ -39,38 +38,20 @@ class CaseError(ValueError):
 
 
 @dataclass(frozen=True)
-class Case:
-    """One generated problem.
+class Case(Arrangement):
+    """One generated problem: contents and, inherited, their arrangement.
 
     ``requests``      (prefix_len, tree) pairs; a tree is ``chain:N``, ``star:N``, ``comb:N``,
                       ``random:N:SEED``, ``ddtree:BUDGET:SEED``, ``padding:N`` (rows without bits)
                       or its parents as a list, ``[-1,0,0]``
     ``geometry``      preset name, optionally ``/heads``: ``kimi-k2.6-tp8/3``
-    ``layout``        where a request's pages lie in the pool
-    ``shared_pages``  leading pages that all requests share with the first, where their prefixes
-                      are long enough
-    ``tail_rows``     undefined rows of q after the last request's
-    ``q``, ``pool``   strides of q and of the pool
-    ``node_kv``       the nodes' rows come apart from the pool
-    ``slack``         how much looser than the lengths the host bounds are, in tokens
-    ``values``        the numbers (see `verify_attn.values`)
-    ``high_slots``    pages lie past 2^31 elements into the pool
+    ``values``        the numbers (see `verify_attn.values`), drawn from ``seed``
     """
 
     requests: tuple[tuple[int, str], ...]
     geometry: str = "tiny"
     dtype: str = "float32"
-    page_size: int = 1
-    layout: str = "contiguous"
-    shared_pages: int = 0
-    tail_rows: int = 0
-    q: str = "contiguous"
-    pool: str = "packed"
-    node_kv: bool = False
-    slack: int = 0
     values: str = "planted"
-    high_slots: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -106,10 +87,6 @@ class Case:
                 )
             tree_rows(tree)
 
-    def changed(self, **values: Any) -> Case:
-        """A copy with other values."""
-        return replace(self, **values)
-
     @property
     def attention_geometry(self) -> AttentionGeometry:
         name, _, heads = self.geometry.partition("/")
@@ -129,7 +106,8 @@ class Case:
         """One line; fields at their default are left out."""
         given = asdict(self)
         defaults = {f.name: f.default for f in fields(self)}
-        kept = {k: v for k, v in given.items() if v != defaults[k]}
+        kept = {"requests": given.pop("requests")}
+        kept |= {k: v for k, v in given.items() if v != defaults[k]}
         return json.dumps(kept, separators=(",", ":"))
 
     @classmethod
