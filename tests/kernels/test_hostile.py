@@ -41,22 +41,29 @@ def test_the_right_kernel_passes() -> None:
 
 
 LENGTHS = (1_000, 32_000, 185_000)
-# Mistakes in which the length plays no part: whether they write, allocate, raise, and so on.
-ANY_LENGTH = {
-    "returns", "raises", "output resized", "unused page id read", "page size taken as 16",
-    "mask of the wrong request", "batch changes a request",
-}  # fmt: skip
+# Mistakes that need a shape of their own; the others show in the long request of any case.
+SHAPES = {
+    "unused page id read": {"slack": 64},
+    "page size taken as 16": {"page_size": 64, "check": "oracle"},
+    "mask of the wrong request": {"second": "star:7"},
+    "batch changes a request": {"second": "star:7"},
+}
 
 
 @pytest.mark.parametrize("tokens", LENGTHS)
-@pytest.mark.parametrize("name", [n for n in HOSTILE if n not in ANY_LENGTH])
+@pytest.mark.parametrize("name", HOSTILE)
 def test_caught_at_length(name: str, tokens: int) -> None:
     """The planted keys make every mistake show, however long the context."""
     target, check, _ = HOSTILE[name]
+    shape = dict(SHAPES.get(name, {}))
+    check = str(shape.pop("check", check))
     tree = "random:66:1" if tokens < 2_000 or "word" in name else "[-1,0,0,1,1,3,4]"
+    requests = [(tokens - 3, tree)]
+    if "second" in shape:
+        requests.append((40, str(shape.pop("second"))))
     case = Case(
-        requests=((tokens - 3, tree),), geometry="tiny/2", page_size=16,
-        layout="shuffled", tail_rows=2, seed=11,
+        requests=tuple(requests), geometry="tiny/2", layout="shuffled", tail_rows=2, seed=11,
+        **{"page_size": 16, **shape},
     )  # fmt: skip
     outcome = attempt(as_kernel(name, target), case, check, DEVICE, explain=False)
     assert outcome["status"] == "fail", f"{name} passes {check} at {tokens} tokens: {outcome}"
