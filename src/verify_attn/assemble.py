@@ -21,6 +21,7 @@ from verify_attn.tree import BoolArray, mask_words, pack_words
 LAYOUTS = ("contiguous", "reversed", "shuffled", "churned", "interleaved")
 Q_LAYOUTS = ("contiguous", "strided", "offset")
 POOL_LAYOUTS = ("packed", "row-stride", "page-stride")
+TABLE_LAYOUTS = ("packed", "strided")
 WILD_PAGE = 2_147_480_000  # no pool has this page
 SPARE_PAGES = 3
 
@@ -51,7 +52,10 @@ class Arrangement:
     ``tail_rows``     undefined rows of q after the last request's
     ``q``, ``pool``   strides of q and of the pool
     ``node_kv``       the nodes' rows come apart from the pool
-    ``slack``         how much looser than the lengths the host bounds are, in tokens
+    ``slack``, ``node_slack``   how much looser than the lengths the host bounds are, in tokens
+                      and in nodes
+    ``tables``        strides of the page table, the tree mask and ``node_kv``
+    ``host_copies``   lengths and offsets come on the host too
     ``high_slots``    pages lie past 2^31 elements into the pool
     ``seed``          of the pages chosen
     """
@@ -64,6 +68,9 @@ class Arrangement:
     pool: str = "packed"
     node_kv: bool = False
     slack: int = 0
+    node_slack: int = 0
+    tables: str = "packed"
+    host_copies: bool = True
     high_slots: bool = False
     seed: int = 0
 
@@ -139,25 +146,26 @@ def assemble(
     offsets = np.cumsum([0, *nodes]).astype(np.int32)
     rows = int(offsets[-1]) + how.tail_rows
     wide = max(1, max(len(t) for t in tables) + how.slack // how.page_size)
-    bounds = (max(prefix_lens) + how.slack, max(nodes))
+    bounds = (max(prefix_lens) + how.slack, max(nodes) + how.node_slack)
     base = _high_base(how, geometry) if how.high_slots else 0
     if like is not None:
         rows, wide = like.rows, like.page_table.shape[1]
         bounds = (like.max_prefix_len, like.max_nodes)
         pages = like.kv_pool.shape[0] - base
 
-    table = np.full((len(contents), wide), WILD_PAGE, dtype=np.int32)
     words = mask_words(bounds[1])
-    mask = np.full((rows, words), -1, dtype=np.int64)  # rows of no request: any bits
+    table = _empty(how, (len(contents), wide), WILD_PAGE, torch.int32)
+    mask = _empty(how, (rows, words), -1, torch.int64)  # rows of no request: any bits
     for request, content in enumerate(contents):
-        table[request, : len(tables[request])] = tables[request] + base
-        mask[offsets[request] : offsets[request + 1]] = pack_words(content.visible, words)
+        table[request, : len(tables[request])] = torch.from_numpy(tables[request] + base)
+        bits = torch.from_numpy(pack_words(content.visible, words))
+        mask[offsets[request] : offsets[request + 1]] = bits
 
     q = _empty_q(how, geometry, rows, dtype, device)
     pool = _empty_pool(how, geometry, base, pages, dtype, device)
     node_kv = None
     if how.node_kv:
-        node_kv = torch.full((rows, geometry.qk_dim), torch.nan, dtype=dtype, device=device)
+        node_kv = _empty(how, (rows, geometry.qk_dim), torch.nan, dtype, device)
     for request, content in enumerate(contents):
         own = slice(int(offsets[request]), int(offsets[request + 1]))
         q[own] = content.q
@@ -177,17 +185,39 @@ def assemble(
         geometry=geometry,
         q=q,
         kv_pool=pool,
-        page_table=torch.from_numpy(table).to(device),
+        page_table=_moved(table, device),
         prefix_lens=torch.from_numpy(prefix).to(device, copy=True),
         node_offsets=torch.from_numpy(offsets).to(device, copy=True),
-        tree_mask=torch.from_numpy(mask).to(device),
+        tree_mask=_moved(mask, device),
         softmax_scale=geometry.softmax_scale,
         max_prefix_len=bounds[0],
         max_nodes=bounds[1],
         node_kv=node_kv,
-        prefix_lens_host=torch.from_numpy(prefix),
-        node_offsets_host=torch.from_numpy(offsets),
+        prefix_lens_host=torch.from_numpy(prefix) if how.host_copies else None,
+        node_offsets_host=torch.from_numpy(offsets) if how.host_copies else None,
     )
+
+
+def _empty(
+    how: Arrangement,
+    shape: tuple[int, int],
+    poison: float,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Rows of a table, or the middle of longer rows; poison all over."""
+    rows, wide = shape
+    if how.tables == "packed":
+        return torch.full((rows, wide), poison, dtype=dtype, device=device)
+    return torch.full((rows, wide + 16), poison, dtype=dtype, device=device)[:, 8 : 8 + wide]
+
+
+def _moved(table: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A table on another device, at the same strides."""
+    if device.type == "cpu":
+        return table
+    whole = table if table._base is None else table._base
+    return whole.to(device).as_strided(table.shape, table.stride(), table.storage_offset())
 
 
 def _empty_q(

@@ -17,6 +17,7 @@ from verify_attn.assemble import (
     LAYOUTS,
     POOL_LAYOUTS,
     Q_LAYOUTS,
+    TABLE_LAYOUTS,
     Arrangement,
     Content,
     assemble,
@@ -24,7 +25,7 @@ from verify_attn.assemble import (
 from verify_attn.ddtree import ddtree
 from verify_attn.geometry import AttentionGeometry, preset
 from verify_attn.problem import VerifyBatch
-from verify_attn.tree import DraftTree, TreeError
+from verify_attn.tree import BoolArray, DraftTree, TreeError
 from verify_attn.values import VALUES, make_contents
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -43,7 +44,7 @@ class Case(Arrangement):
 
     ``requests``      (prefix_len, tree) pairs; a tree is ``chain:N``, ``star:N``, ``comb:N``,
                       ``random:N:SEED``, ``ddtree:BUDGET:SEED``, ``padding:N`` (rows without bits)
-                      or its parents as a list, ``[-1,0,0]``
+                      or its parents as a list, ``[-1,0,0]``; ``+K`` behind it adds K padding rows
     ``geometry``      preset name, optionally ``/heads``: ``kimi-k2.6-tp8/3``
     ``values``        the numbers (see `verify_attn.values`), drawn from ``seed``
     """
@@ -56,19 +57,20 @@ class Case(Arrangement):
     def __post_init__(self) -> None:
         for name, allowed in (
             ("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("values", VALUES),
-            ("q", Q_LAYOUTS), ("pool", POOL_LAYOUTS),
+            ("q", Q_LAYOUTS), ("pool", POOL_LAYOUTS), ("tables", TABLE_LAYOUTS),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise CaseError(
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}"
                 )
         for name, least in (
-            ("page_size", 1), ("shared_pages", 0), ("tail_rows", 0), ("slack", 0), ("seed", 0),
+            ("page_size", 1), ("shared_pages", 0), ("tail_rows", 0), ("slack", 0),
+            ("node_slack", 0), ("seed", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise CaseError(f"{name} is {value!r}; it must be a whole number from {least} up")
-        for name in ("node_kv", "high_slots"):
+        for name in ("node_kv", "host_copies", "high_slots"):
             if not isinstance(getattr(self, name), bool):
                 raise CaseError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.tail_rows > MAX_TAIL_ROWS:
@@ -85,7 +87,7 @@ class Case(Arrangement):
                     f"requests[{i}] has prefix_len {prefix_len!r}; it must be a whole number from "
                     "0 up"
                 )
-            tree_rows(tree)
+            visible_rows(tree)
 
     @property
     def attention_geometry(self) -> AttentionGeometry:
@@ -138,6 +140,21 @@ def _tree_text(tree: object) -> str:
     return json.dumps(tree, separators=(",", ":")) if isinstance(tree, list) else str(tree)
 
 
+def visible_rows(text: str) -> BoolArray:
+    """[n, n]: which nodes each row of a case's tree sees."""
+    tree_text, plus, padding = text.partition("+")
+    if plus and not (padding.isdecimal() and int(padding) >= 1):
+        raise CaseError(
+            f"tree {text[:80]!r} adds {padding!r} padding rows; at least 1 is asked for"
+        )
+    nodes, tree = tree_rows(tree_text)
+    rows = nodes + int(padding or 0)
+    visible = np.zeros((rows, rows), dtype=np.bool_)
+    if tree is not None:
+        visible[:nodes, :nodes] = tree.visible
+    return visible
+
+
 def tree_rows(text: str) -> tuple[int, DraftTree | None]:
     """(nodes, tree) of a case's tree; the tree is None where all its rows are padding."""
     try:
@@ -182,11 +199,10 @@ def build(case: Case, device: torch.device | str = "cpu") -> VerifyBatch:
 
 def contents(case: Case, device: torch.device | str = "cpu") -> list[Content]:
     """q, KV rows and visible nodes of each request, from the seed."""
-    trees = [tree_rows(tree) for _, tree in case.requests]
     return make_contents(
         case.attention_geometry,
         [prefix_len for prefix_len, _ in case.requests],
-        [np.zeros((n, n), dtype=np.bool_) if tree is None else tree.visible for n, tree in trees],
+        [visible_rows(tree) for _, tree in case.requests],
         kind=case.values,
         arrangement=case.arrangement,
         dtype=DTYPES[case.dtype],

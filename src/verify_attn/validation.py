@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from verify_attn.geometry import AttentionGeometry
 from verify_attn.problem import FP8_DTYPES, VerifyBatch
 from verify_attn.tree import mask_words, unpack_words
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TENSORS = (
+    "q", "kv_pool", "page_table", "prefix_lens", "node_offsets", "tree_mask", "node_kv",
+    "prefix_lens_host", "node_offsets_host",
+)  # fmt: skip
+OPTIONAL = ("node_kv", "prefix_lens_host", "node_offsets_host")
 Ints = npt.NDArray[np.int64]
 
 
@@ -21,6 +28,7 @@ class BatchError(ValueError):
 
 def validate_batch(batch: VerifyBatch) -> None:
     """Raise `BatchError` at the first broken rule; shapes come first, then values."""
+    _types(batch)
     _shapes(batch)
     prefix, offsets = _lengths(batch)
     _mask(batch, offsets)
@@ -30,6 +38,20 @@ def validate_batch(batch: VerifyBatch) -> None:
 def _need(condition: bool, field: str, given: object, rule: str) -> None:
     if not condition:
         raise BatchError(f"{field} is {given}; {rule}")
+
+
+def _types(batch: VerifyBatch) -> None:
+    for names, kind, rule in (
+        (("geometry",), AttentionGeometry, "it must be an AttentionGeometry"),
+        (TENSORS, torch.Tensor, "it must be a torch.Tensor"),
+        (("softmax_scale", "kv_scale"), Real, "it must be a number on the host"),
+        (("max_prefix_len", "max_nodes"), Integral, "it must be a whole number on the host"),
+    ):
+        for name in names:
+            value = getattr(batch, name)
+            if value is None and name in OPTIONAL:
+                continue
+            _need(isinstance(value, kind), name, f"a {type(value).__name__}", rule)
 
 
 def _shapes(batch: VerifyBatch) -> None:

@@ -22,7 +22,7 @@ from verify_attn.assemble import Arrangement, Content, shared_pages
 from verify_attn.geometry import AttentionGeometry
 from verify_attn.tree import BoolArray
 
-VALUES = ("planted", "equal", "large", "dominant")
+VALUES = ("planted", "equal", "large", "dominant", "low")
 TILE_SIZES = (16, 32, 64, 128)
 SPLIT_COUNTS = (2, 4, 8, 16, 32)
 STRETCHES = 64
@@ -33,6 +33,9 @@ PLANTED_WEIGHT = 4.0
 LOGIT_SPREAD = 0.5
 LARGE_SPREAD = 250.0  # the largest of some thousands of such logits lies near 1e3
 DOMINANT_LOGIT = 60.0
+# exp of it is 0 in float32, so a maximum that starts at 0 loses everything; no lower than needed,
+# since rounding errors of logits grow with their size.
+LOW_LOGIT = -110.0
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -77,7 +80,8 @@ def make_contents(
     """q and KV rows of every request.
 
     ``kind``: ``planted`` (see above), ``equal`` (q is 0, so all logits are), ``large`` (scaled
-    logits up to about 1e3), ``dominant`` (one key a request holds nearly all the weight).
+    logits up to about 1e3), ``dominant`` (one key a request holds nearly all the weight), ``low``
+    (all logits lie far below 0).
     Requests that share pages share the rows in them.
     """
     seed, page_size = arrangement.seed, arrangement.page_size
@@ -92,8 +96,11 @@ def make_contents(
 
     direction = normal(geometry.rope_dim)
     direction /= direction.norm()
+    if kind == "low":  # one product makes the logit low: a sum of many would round at each step
+        direction = torch.zeros_like(direction)
+        direction[-1] = 1.0
     lift = _lift(kind, max(prefix_lens))
-    raise_by = direction * math.sqrt(lift / scale)
+    raise_by = direction * math.sqrt(abs(lift) / scale)
     pages = shared_pages(arrangement.shared_pages, page_size, prefix_lens)
     shared = [count * page_size for count in pages]
     lifted = _lifted(kind, prefix_lens, [len(v) for v in visible], shared, page_size, rng)
@@ -105,7 +112,8 @@ def make_contents(
         if lift:
             q[..., latent:] += raise_by - _along(q[..., latent:], direction)
             keys = torch.from_numpy(lifted[request]).to(device)
-            rows[keys, latent:] += raise_by - _along(rows[keys, latent:], direction)
+            raised = math.copysign(1.0, lift) * raise_by
+            rows[keys, latent:] += raised - _along(rows[keys, latent:], direction)
         q, rows = q.to(dtype), rows.to(dtype)
         if request and shared[request]:
             rows[: shared[request]] = made[0].prefix[: shared[request]]
@@ -128,7 +136,9 @@ def _lifted(
     lifted: list[Positions] = []
     for request, (prefix, own) in enumerate(zip(prefix_lens, shared, strict=True)):
         tree = np.arange(prefix, prefix + nodes[request])
-        if kind != "dominant":
+        if kind == "low":
+            lifted.append(np.arange(prefix + nodes[request]))
+        elif kind != "dominant":
             some = planted_positions(prefix, nodes[request], page_size, rng)
             lifted.append(np.append(some, tree))
         elif prefix:
@@ -153,6 +163,8 @@ def _lift(kind: str, longest: int) -> float:
     """What the shared direction adds to a planted key's logit."""
     if kind == "dominant":
         return DOMINANT_LOGIT
+    if kind == "low":
+        return LOW_LOGIT
     if kind != "planted" or longest <= 256:
         return 0.0
     # Weight of the planted keys: m * exp(lift) against (n - m), spread alike.

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.kernels.hostile import HOSTILE, right
-from verify_attn.conformance import CHECK_NAMES
+from tests.kernels.hostile_rare import RARE
+from verify_attn.conformance import CHECK_NAMES, fuzz
 from verify_attn.conformance.fuzz import Fuzz, attempt
 from verify_attn.generate import Case
 from verify_attn.kernels.base import FunctionKernel, ObjectKernel, VerifyKernel, declared
@@ -22,9 +23,14 @@ def as_kernel(name: str, target: Any) -> VerifyKernel:
     return kind(name, target, declared(target))
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_fuzz_catches(name: str) -> None:
-    target, check, reason = HOSTILE[name]
+ALL = HOSTILE | RARE
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_fuzz_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "SHRINK_S", 5.0)  # what is found matters here, not how small
+    monkeypatch.setattr(fuzz, "SHRINK_INTERPRETED_S", 5.0)
+    target, check, reason = ALL[name]
     events: list[dict[str, Any]] = []
     Fuzz(as_kernel(name, target), DEVICE, [check], events.append, seed=3).run(150)
     failures = [e for e in events if e["event"] == "failure" and e["final"]]

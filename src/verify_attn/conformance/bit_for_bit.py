@@ -11,7 +11,7 @@ import torch
 
 from verify_attn.conformance.check import check
 from verify_attn.conformance.compare import Mismatch, identical
-from verify_attn.conformance.support import INPUTS, change_node, same_bits
+from verify_attn.conformance.support import INPUTS, change_node, copied, same_bits
 from verify_attn.conformance.trial import (
     CheckFailed,
     NotApplicable,
@@ -38,7 +38,7 @@ def _page_permutation(trial: Trial) -> None:
         batch.kv_pool.shape, batch.kv_pool.stride(), dtype=batch.kv_pool.dtype, device=batch.device
     )
     pool[order] = batch.kv_pool  # page i is now page order[i]
-    table = batch.page_table.clone()
+    table = copied(batch.page_table)
     used = table < pages  # the rest are wild ids
     table[used] = order[table[used].long()].int()
     renamed = batch.with_fields(kv_pool=pool, page_table=table)

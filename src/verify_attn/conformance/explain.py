@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from verify_attn.conformance.rerun import kept_reason, poison_reason, stride_reason
 from verify_attn.conformance.tolerance import ROUNDOFF
-from verify_attn.conformance.trial import CheckFailed, Output, Trial
+from verify_attn.conformance.trial import CheckFailed, Trial
 from verify_attn.problem import VerifyBatch
 from verify_attn.reference import Reference, request_rows, visible_nodes
 
@@ -88,8 +89,12 @@ def likely_reasons(trial: Trial, failure: CheckFailed) -> list[Reason]:
     row, head = mismatch.index[0], mismatch.index[1]
     if mismatch.name == "lse":
         return _lse_reasons(mismatch.got, mismatch.want)
+    found = kept_reason(trial, batch, output, failure.reference)
+    found = found or stride_reason(trial, batch, output, failure.reference)
+    if found:
+        return [Reason(found)]
     if not math.isfinite(mismatch.got):
-        return [_poison_reason(trial, batch)]
+        return [Reason(poison_reason(trial, batch))]
     got = output.out[row, head].double().cpu()
     known = _row(batch, row, head)
     want = failure.reference.out[row, head].double().cpu()
@@ -262,30 +267,3 @@ def _lse_reasons(got: float, want: float) -> list[Reason]:
         if math.isclose(got, want * factor, rel_tol=1e-3, abs_tol=1e-3):
             return [Reason(text)]
     return []
-
-
-def _poison_reason(trial: Trial, batch: VerifyBatch) -> Reason:
-    """Clean one kind of poison at a time; the kind without which NaN vanishes is what is read."""
-    owned = torch.zeros(batch.kv_pool.shape[:2], dtype=torch.bool, device=batch.device)
-    used_pages = torch.zeros(batch.kv_pool.shape[0], dtype=torch.bool, device=batch.device)
-    for request in range(batch.requests):
-        position = torch.arange(batch.stored_tokens(request), device=batch.device)
-        page = batch.page_table[request].long()[position // batch.page_size]
-        owned[page, position % batch.page_size] = True
-        used_pages[page] = True
-    tails, spare = ~owned & used_pages[:, None], (~used_pages)[:, None] & ~owned
-    for text, where in (
-        ("reads past the end of a request's last page (its tail holds NaN)", tails),
-        ("reads a page that no request owns", spare),
-    ):
-        pool = batch.kv_pool.clone()
-        pool[where] = 0
-        if _finite(trial.run(batch.with_fields(kv_pool=pool))):
-            return Reason(text)
-    if _finite(trial.run(batch.with_fields(q=torch.nan_to_num(batch.q)))):
-        return Reason("lets rows of q that belong to no request reach those that do")
-    return Reason("NaN from finite inputs: 0 / 0 or inf - inf")
-
-
-def _finite(output: Output) -> bool:
-    return bool(torch.isfinite(output.out).all())

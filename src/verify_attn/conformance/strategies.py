@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from verify_attn.assemble import LAYOUTS, POOL_LAYOUTS, Q_LAYOUTS
+from verify_attn.assemble import LAYOUTS, POOL_LAYOUTS, Q_LAYOUTS, TABLE_LAYOUTS
 from verify_attn.generate import DTYPES, Case
 from verify_attn.kernels.base import Capabilities
 
 PAGE_SIZES = (1, 2, 3, 16, 17, 64, 256)
 EDGES = tuple(sorted({t + d for t in (16, 32, 64, 128, 256) for d in (-1, 0, 1)}))
-SIZES = (1, 2, 31, 32, 33, 63, 64, 65)
-VALUES = ("planted", "planted", "planted", "equal", "large", "dominant")
+SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+VALUES = ("planted", "planted", "planted", "planted", "equal", "large", "dominant", "low")
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Profile:
 
 # The Triton interpreter takes milliseconds a tile.
 CPU = Profile(
-    "cpu", (("tiny", (4, 1, 3, 5)), ("small", (8, 2))), ("float32", "float16"),
-    longest=4096, very_long=(0, 0), most_nodes=300, rows=1200, tiles=60,
+    "cpu", (("tiny", (4, 1, 3, 5, 17)), ("small", (8, 2, 12))), ("float32", "float16"),
+    longest=4096, very_long=(0, 0), most_nodes=600, rows=1200, tiles=60,
 )  # fmt: skip
 GPU = Profile(
     "gpu",
@@ -63,13 +63,15 @@ def trees(most_nodes: int, chains_only: bool = False) -> st.SearchStrategy[str]:
     if chains_only:
         return size.map(lambda n: f"chain:{n}")
     seeds = st.integers(0, 999)
-    return st.one_of(
+    whole = st.one_of(
         _parents(min(9, most_nodes)),
         st.builds(lambda kind, n: f"{kind}:{n}", st.sampled_from(("chain", "star", "comb")), size),
         st.builds(lambda n, seed: f"random:{n}:{seed}", size, seeds),
         st.builds(lambda n, seed: f"ddtree:{n - 1}:{seed}", size, seeds),
-        st.builds(lambda n: f"padding:{n}", st.integers(1, 3)),
+        st.builds(lambda n: f"padding:{n}", st.integers(1, min(3, most_nodes))),
     )
+    padding = st.sampled_from(("", "", "", "", "", "+1", "+3"))
+    return st.builds(lambda tree, padded: tree + padded, whole, padding)
 
 
 @st.composite
@@ -89,9 +91,9 @@ def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
     count = draw(st.one_of(st.integers(1, 3), st.integers(1, 3 if very_long else 16)))
     name, heads = draw(st.sampled_from(profile.geometries))
     heads_here = draw(st.sampled_from([h for h in heads if h * count <= profile.tiles]))
-    tiles = profile.tiles // (count * heads_here)
-    most_nodes = max(1, min(most_nodes, profile.rows // (count * heads_here)))
-    tree = trees(min(most_nodes, 65) if very_long else most_nodes, not kernel.tree_mask)
+    page_size = draw(st.sampled_from(pages or sorted(kernel.page_sizes or PAGE_SIZES)))
+    # What one request leaves of the rows and tiles, the next may use.
+    rows, tiles = profile.rows // heads_here, profile.tiles // heads_here
     lengths = st.one_of(
         st.integers(0, 3), st.sampled_from(EDGES), st.integers(0, 300),
         st.integers(257, profile.longest),
@@ -102,16 +104,30 @@ def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
             length = draw(st.integers(*profile.very_long))
         else:
             length = draw(lengths)
-        shape = draw(tree)
+        others = count - 1 - index
+        most = max(1, min(65 if very_long else most_nodes, rows - others))
+        shape = draw(trees(most, not kernel.tree_mask))
+        if _nodes(shape) > most:
+            shape = shape.partition("+")[0]  # no room for its padding rows
+        nodes = _nodes(shape)
+        blocks = -(-nodes // 64)
         if not (very_long and index == 0):
-            length = min(length, max(64 * tiles // -(-_nodes(shape) // 64), 66))
+            length = min(length, max(64 * (tiles - others) // blocks, 66))
+        ends = draw(st.sampled_from(("anywhere",) * 4 + ("prefix", "tree")))
+        if ends != "anywhere":  # the prefix, or the tree, ends where a page does
+            over = (length if ends == "prefix" else length + nodes) % page_size
+            length = length - over if length >= over else length - over + page_size
+        rows, tiles = rows - nodes, tiles - blocks * -(-length // 64)
         requests.append((length, shape))
+    first = draw(st.integers(0, count - 1))  # the large ones are not always the first
+    requests = requests[first:] + requests[:first]
+    room = (kernel.max_nodes or 1 << 20) - max(_nodes(shape) for _, shape in requests)
 
     return Case(
         requests=tuple(requests),
         geometry=name if heads_here == heads[0] else f"{name}/{heads_here}",
         dtype=draw(st.sampled_from(dtypes or list(profile.dtypes))),
-        page_size=draw(st.sampled_from(pages or sorted(kernel.page_sizes or PAGE_SIZES))),
+        page_size=page_size,
         layout=draw(st.sampled_from(LAYOUTS)),
         shared_pages=draw(st.sampled_from((0, 0, 1, 5))) if count > 1 else 0,
         tail_rows=draw(st.sampled_from((0, 0, 1, 7))),
@@ -119,12 +135,18 @@ def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
         pool=draw(st.sampled_from(POOL_LAYOUTS)),
         node_kv=draw(st.booleans()),
         slack=draw(st.sampled_from((0, 0, 1, 300))),
+        node_slack=draw(st.sampled_from([s for s in (0, 0, 1, 64) if s <= max(room, 0)])),
+        tables=draw(st.sampled_from(TABLE_LAYOUTS)),
+        host_copies=draw(st.sampled_from((True, True, True, False))),
         values=draw(st.sampled_from(VALUES)),
         seed=draw(st.integers(0, 2**16)),
     )
 
 
 def _nodes(tree: str) -> int:
+    tree, _, padding = tree.partition("+")
     if tree.startswith("["):
-        return tree.count(",") + 1
-    return int(tree.split(":")[1]) + tree.startswith("ddtree")
+        nodes = tree.count(",") + 1
+    else:
+        nodes = int(tree.split(":")[1]) + tree.startswith("ddtree")
+    return nodes + int(padding or 0)

@@ -15,6 +15,7 @@ from verify_attn.conformance.trial import (
 )
 from verify_attn.problem import VerifyBatch
 from verify_attn.reference import Reference, pool_rows
+from verify_attn.tree import BoolArray, DraftTree
 
 INPUTS = (
     "q", "kv_pool", "node_kv", "page_table", "prefix_lens", "node_offsets", "tree_mask",
@@ -78,34 +79,51 @@ def moved(mismatch: Mismatch, index: tuple[int, ...]) -> Mismatch:
 
 def other_contents(trial: Trial) -> list[Content]:
     """As many requests and rows as the case has, within its bounds, but nothing else alike: the
-    requests in reverse, shorter prefixes, other numbers."""
+    requests in reverse, shorter prefixes, other trees, other numbers."""
     others = []
     for content in reversed(trial.contents):
         keep = int(trial.rng.integers(0, len(content.prefix) + 1))
         turned = content.q.roll(1, 0) if len(content.q) > 1 else -content.q
+        visible = _other_tree(trial, content.visible)
+        rows = len(visible)
         # Latent parts change sign, rope parts stay: planted keys keep their weight.
         latent = trial.case.attention_geometry.latent_dim
         sign = torch.ones_like(content.nodes[:1])
         sign[:, :latent] = -1
         prefix = content.prefix[len(content.prefix) - keep :]
-        others.append(Content(turned, prefix * sign, content.nodes * sign, content.visible))
+        others.append(Content(turned[:rows], prefix * sign, content.nodes[:rows] * sign, visible))
     return others
+
+
+def _other_tree(trial: Trial, visible: BoolArray) -> BoolArray:
+    """A tree of as many rows or fewer; padding rows may become nodes."""
+    rows = len(visible)
+    if trial.rng.integers(2):
+        rows = int(trial.rng.integers(1, rows + 1))
+    if not trial.kernel.capabilities.tree_mask:
+        return DraftTree.chain(rows).visible
+    return DraftTree.random(rows, int(trial.rng.integers(1000))).visible
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy at the same strides."""
+    copy = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return copy.copy_(tensor)
 
 
 def change_node(trial: Trial, batch: VerifyBatch, request: int, node: int) -> VerifyBatch:
     """A copy of the batch with finite other numbers in one node's KV row."""
     if batch.node_kv is not None:
         row = batch.offset_list[request] + node
-        node_kv = batch.node_kv.clone()
+        node_kv = copied(batch.node_kv)
         node_kv[row] = other_row(trial, node_kv[row])
         return batch.with_fields(node_kv=node_kv)
     if trial.case.high_slots:
         raise NotApplicable("the pool is too large to copy")
     position = batch.prefix_list[request] + node
-    pool = torch.empty_strided(
-        batch.kv_pool.shape, batch.kv_pool.stride(), dtype=batch.kv_pool.dtype, device=batch.device
-    )
-    pool.copy_(batch.kv_pool)
+    pool = copied(batch.kv_pool)
     page = int(batch.page_table[request, position // batch.page_size])
     old = pool_rows(batch, request, position, position + 1)[0]
     pool[page, position % batch.page_size] = other_row(trial, old)

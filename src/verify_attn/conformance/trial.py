@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,9 @@ from verify_attn.tracebacks import user_traceback
 
 # A NaN that no arithmetic makes, per element size: what stands in outputs before a run.
 POISON = {2: 0x7FA5, 4: 0x7FA5A5A5}
+# Elements before and after each output that no kernel may write.
+GUARD = 1 << 14
+_INTS = {2: torch.int16, 4: torch.int32}
 # On a GPU the float64 loops would take seconds; past this many products the twin judges.
 ORACLE_PRODUCTS = 1 << 19
 
@@ -162,6 +166,13 @@ class Trial:
                     f"the kernel changed {name} from {dtype} {tuple(shape)} to {tensor.dtype} "
                     f"{tuple(tensor.shape)} or gave it other storage; it must write in place"
                 )
+            side = guards_written(tensor)
+            if side:
+                raise CheckFailed(
+                    f"the kernel wrote {side} of {name} {tuple(shape)}, into memory that is not "
+                    "its own",
+                    reason="a tile's rows or dims past the end are stored too",
+                )
 
     def compare(
         self, output: Output, reference: Reference, batch: VerifyBatch, what: str, times: int = 1
@@ -183,18 +194,34 @@ class Trial:
 
 
 def poisoned_outputs(batch: VerifyBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """``out`` and ``lse`` filled with a NaN that no arithmetic makes."""
-    out, lse = batch.outputs()
-    for tensor in (out, lse):
-        size = tensor.element_size()
-        tensor.view({2: torch.int16, 4: torch.int32}[size]).fill_(POISON[size])
-    return out, lse
+    """``out`` and ``lse``, and memory around them, filled with a NaN that no arithmetic makes."""
+
+    def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        whole = torch.empty(math.prod(shape) + 2 * GUARD, dtype=dtype, device=batch.device)
+        size = whole.element_size()
+        whole.view(_INTS[size]).fill_(POISON[size])
+        return whole[GUARD:-GUARD].view(shape)
+
+    shape = (batch.rows, batch.geometry.heads)
+    return (
+        poisoned((*shape, batch.geometry.latent_dim), batch.q.dtype),
+        poisoned(shape, torch.float32),
+    )
+
+
+def guards_written(tensor: torch.Tensor) -> str | None:
+    """On which side of an output of `poisoned_outputs` memory was written."""
+    whole = tensor.new_empty(0).set_(tensor.untyped_storage())
+    for side, guard in (("before the start", whole[:GUARD]), ("past the end", whole[-GUARD:])):
+        if not is_poison(guard).all():
+            return side
+    return None
 
 
 def is_poison(tensor: torch.Tensor) -> torch.Tensor:
     """Where an output still holds what `poisoned_outputs` put there."""
     size = tensor.element_size()
-    bits: torch.Tensor = tensor.view({2: torch.int16, 4: torch.int32}[size]) == POISON[size]
+    bits: torch.Tensor = tensor.view(_INTS[size]) == POISON[size]
     return bits
 
 
