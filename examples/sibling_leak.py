@@ -12,10 +12,11 @@ def verify(batch, out, lse):
     for r in range(batch.requests):
         first, last = batch.offset_list[r], batch.offset_list[r + 1]
         prefix, nodes = request_rows(batch, r, torch.float32, batch.device)
-        own = torch.eye(last - first, dtype=torch.bool, device=batch.device)
-        above = visible_nodes(batch, r) & ~own  # the ancestors alone
+        visible = visible_nodes(batch, r)
+        itself = torch.eye(last - first, dtype=torch.bool, device=batch.device)
+        above = visible & ~itself  # the ancestors alone
         leak = (above[:, None] == above[None]).all(-1) & above.any(1)  # equal ancestors: siblings
-        seen = above | own | leak
+        seen = visible | leak
         seen = torch.cat([seen.new_ones(last - first, len(prefix)), seen], 1)
         keys = torch.cat([prefix, nodes])
         scores = torch.einsum("nhd,td->nht", batch.q[first:last].float(), keys)

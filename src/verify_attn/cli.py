@@ -15,10 +15,10 @@ from verify_attn.record import BAD_USAGE, INTERRUPTED
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """Is tree-verify attention right, and how fast?
+    """Is tree-verify attention right, and if not, what is wrong?
 
     Exit codes: 0 passed, 1 something failed, 2 bad usage, 3 inconclusive or nothing executed,
-    4 a server died, 130 interrupted.
+    130 interrupted.
     """
 
 

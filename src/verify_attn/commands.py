@@ -28,6 +28,7 @@ from verify_attn.record import (
 )
 
 EXAMPLES_GPU, EXAMPLES_CPU = 1000, 40
+PIPE_WIDTH = 200
 STATUS_STYLE = {"pass": "green", "fail": "bold red", "skipped": "dim"}
 
 
@@ -36,6 +37,12 @@ def _printable(text: str) -> str:
     return escape("".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     ))  # fmt: skip
+
+
+def _console() -> Console:
+    """Standard output; in a pipe as wide as any table, since nothing there has an edge."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def _error(message: str) -> int:
@@ -92,7 +99,7 @@ def run_check(
         )
     except (ValueError, RecordError, UnusableKernel) as error:
         return _error(str(error))
-    console = Console(highlight=False)
+    console = _console()
     console.print(summary(found), style="dim", soft_wrap=True)
     interrupted = False
     try:
@@ -183,7 +190,7 @@ def run_doctor() -> None:
     """`verify-attn doctor`."""
     from verify_attn.doctor import findings
 
-    console = Console(highlight=False)
+    console = _console()
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in findings():
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
@@ -195,7 +202,7 @@ def run_compile(archs: Sequence[str]) -> int:
     from verify_attn.kernels.compiled import Compiled, CompilerError, compile_kernels
     from verify_attn.kernels.resources import ArchitectureError
 
-    console, stderr = Console(highlight=False), Console(stderr=True)
+    console, stderr = _console(), Console(stderr=True)
     results: list[Compiled] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:

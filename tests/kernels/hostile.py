@@ -439,7 +439,11 @@ HOSTILE: dict[str, tuple[Any, str, str]] = {
     "last tile skipped": (mistaken(_last_tile), "oracle", "last tile|last token|prefix"),
     "first token dropped": (mistaken(_first_token), "oracle", "first token|prefix"),
     "split dropped": (mistaken(_split_dropped), "oracle", "split|see"),
-    "page tail read": (mistaken(_page_tail), "oracle", "past the end of a request's last page"),
+    "page tail read": (
+        mistaken(_page_tail),
+        "oracle",
+        "past the end of a request's last page|its page",
+    ),
     "unused page id read": (mistaken(_next_page), "oracle", ""),
     "page of nobody read": (mistaken(_spare_page), "oracle", "no request owns"),
     "pages taken as contiguous": (mistaken(_contiguous), "oracle", ""),

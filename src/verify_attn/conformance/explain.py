@@ -14,7 +14,7 @@ import torch
 
 from verify_attn.conformance.rerun import kept_reason, poison_reason, stride_reason
 from verify_attn.conformance.tolerance import ROUNDOFF
-from verify_attn.conformance.trial import CheckFailed, Trial
+from verify_attn.conformance.trial import CheckFailed, Trial, is_poison
 from verify_attn.problem import VerifyBatch
 from verify_attn.reference import Reference, request_rows, visible_nodes
 
@@ -42,11 +42,16 @@ class Row:
     ) -> torch.Tensor:
         """The row's output under another visible set, query or softmax scale."""
         seen = self.visible if visible is None else visible
-        k = self.keys[seen]
-        if not len(k):
+        return self.over(self.keys[seen], q, scale)
+
+    def over(
+        self, keys: torch.Tensor, q: torch.Tensor | None = None, scale: float = 0
+    ) -> torch.Tensor:
+        """The row's output over other keys [tokens, D]."""
+        if not len(keys):
             return torch.zeros(self.latent, dtype=torch.float64)
-        scores = (scale or self.scale) * (k @ (self.q if q is None else q))
-        return torch.softmax(scores, 0) @ k[:, : self.latent]
+        scores = (scale or self.scale) * (keys @ (self.q if q is None else q))
+        return torch.softmax(scores, 0) @ keys[:, : self.latent]
 
 
 def locate(batch: VerifyBatch, row: int) -> tuple[int, int]:
@@ -89,6 +94,8 @@ def likely_reasons(trial: Trial, failure: CheckFailed) -> list[Reason]:
     row, head = mismatch.index[0], mismatch.index[1]
     if mismatch.name == "lse":
         return _lse_reasons(mismatch.got, mismatch.want)
+    if is_poison(output.out[row, head]).all():
+        return [Reason("the row was not written: what stands there stood there before the run")]
     found = kept_reason(trial, batch, output, failure.reference)
     found = found or stride_reason(trial, batch, output, failure.reference)
     if found:
@@ -130,6 +137,7 @@ def _mistakes(
 ) -> Iterator[tuple[Reason, torch.Tensor]]:
     yield Reason("writes zeros"), torch.zeros(row.latent, dtype=torch.float64)
     yield from _mask_mistakes(batch, row)
+    yield from _prefix_mistakes(batch, row)
     yield from _lost_ranges(row)
     yield from _arithmetic_mistakes(row)
     same = reference.out.double().cpu()
@@ -149,10 +157,10 @@ def _mask_mistakes(batch: VerifyBatch, row: Row) -> Iterator[tuple[Reason, torch
     parent_sees = own & (number != row.node)
     siblings = (tree & (number[None, :] != number[:, None]) == parent_sees[None, :]).all(1)
     sets = {
+        "sibling leak: sees its siblings too": own | siblings,
         "causal instead of tree: sees every earlier node": number <= row.node,
         "ignores the tree mask: sees every node of the request": number >= 0,
         "ignores the tree: sees the prefix alone": number < 0,
-        "sibling leak: sees its siblings too": own | siblings,
         "mask by depth: sees every node above it, not only its ancestors": (depth < depth[row.node])
         | (number == row.node),
         "mask by depth: sees every node at its depth or above": depth <= depth[row.node],
@@ -172,6 +180,20 @@ def _mask_mistakes(batch: VerifyBatch, row: Row) -> Iterator[tuple[Reason, torch
             seen[: min(nodes, len(other))] = other[:nodes]
             visible = torch.cat([row.visible[: row.prefix], seen])
             yield _visible_reason(f"mask of the wrong request ({request})", row, visible)
+
+
+def _prefix_mistakes(batch: VerifyBatch, row: Row) -> Iterator[tuple[Reason, torch.Tensor]]:
+    """Another prefix than the request's own."""
+    own = row.keys[row.visible]
+    more = min(-row.prefix % batch.page_size, len(row.keys) - row.prefix)
+    if more and batch.node_kv is None:
+        text = "reads past the end of the prefix, to its page's end, into the request's own nodes"
+        yield Reason(text), row.over(torch.cat([own, row.keys[row.prefix : row.prefix + more]]))
+    for request in range(batch.requests):
+        if request != row.request and row.prefix:
+            other = request_rows(batch, request, torch.float64, torch.device("cpu"))[0]
+            keys = torch.cat([other[: row.prefix], own[row.prefix :]])
+            yield Reason(f"reads the prefix of the wrong request ({request})"), row.over(keys)
 
 
 def _lost_ranges(row: Row) -> Iterator[tuple[Reason, torch.Tensor]]:

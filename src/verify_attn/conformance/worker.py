@@ -12,8 +12,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from multiprocessing.connection import Connection
 from typing import Any
+
+from hypothesis.configuration import set_hypothesis_home_dir
 
 PR_SET_PDEATHSIG = 1
 
@@ -21,6 +24,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve tasks until the connection closes."""
     faulthandler.enable()
+    set_hypothesis_home_dir(tempfile.gettempdir())  # it would leave a folder where the user works
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if sys.platform == "linux":  # a kernel that hangs does not outlive the parent
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
