@@ -48,7 +48,7 @@ def attend(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     k = part.keys
     scores = part.scale * torch.einsum("nhd,td->nht", part.q, k)
     scores = scores.masked_fill(~part.seen[:, None], -torch.inf)
-    lse = torch.logsumexp(scores, -1) if len(k) else torch.full(part.q.shape[:2], -torch.inf)
+    lse = torch.logsumexp(scores, -1) if len(k) else scores.new_full(part.q.shape[:2], -torch.inf)
     p = torch.exp(scores - torch.where(torch.isinf(lse), 0.0, lse)[..., None])
     return torch.einsum("nht,td->nhd", p, k[:, : part.batch.geometry.latent_dim]), lse
 

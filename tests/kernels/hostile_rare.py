@@ -25,7 +25,8 @@ def _bits(words: torch.Tensor, nodes: int) -> torch.Tensor:
 
 def _nodes_up_to(limit: int) -> Callable[[Part], None]:
     def change(part: Part) -> None:
-        part.visible = part.visible & (torch.arange(len(part.visible)) < limit)
+        number = torch.arange(len(part.visible), device=part.visible.device)
+        part.visible = part.visible & (number < limit)
 
     return change
 
@@ -87,7 +88,7 @@ def _table_stride(part: Part) -> None:
     batch, wide = part.batch, part.batch.page_table.shape[1]
     start = batch.page_table.storage_offset() + part.request * wide
     table = batch.page_table.as_strided((wide,), (1,), start)
-    position = torch.arange(len(part.prefix))
+    position = torch.arange(len(part.prefix), device=batch.device)
     page = table[position // batch.page_size].long().clamp(0, len(batch.kv_pool) - 1)
     part.prefix = batch.kv_pool[page, position % batch.page_size].float()
 
