@@ -367,11 +367,9 @@ class Stale:
                         batch, part.request, part.q, part.keys[:0], part.keys, mine, part.scale
                     )
                     plan[part.request * self.splits + split] = attend(piece)
-            kept = [
-                p
-                for p in plan[part.request * self.splits : (part.request + 1) * self.splits]
-                if p is not None and p[0].shape[0] == len(part.q)
-            ]
+            n = len(part.q)  # rows of this step; an earlier one may have had fewer or more
+            mine = plan[part.request * self.splits : (part.request + 1) * self.splits]
+            kept = [(p[0][:n], p[1][:n]) for p in mine if p is not None and len(p[0]) >= n]
             weight = torch.stack([p[1] for p in kept])
             whole = torch.logsumexp(weight, 0)
             base = torch.where(torch.isinf(whole), 0.0, whole)
