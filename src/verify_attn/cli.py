@@ -25,7 +25,7 @@ def main() -> None:
 @main.command()
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option(
-    "--examples", type=click.IntRange(1, 1_000_000), help="Cases a kernel [1000; 40 without a GPU]."
+    "--examples", type=click.IntRange(1, 1_000_000), help="Cases a kernel [1000; 24 without a GPU]."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--only", multiple=True, metavar="CHECK", help="Only this check (repeat, or a,b).")

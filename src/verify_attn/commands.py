@@ -27,7 +27,7 @@ from verify_attn.record import (
     exit_code,
 )
 
-EXAMPLES_GPU, EXAMPLES_CPU = 1000, 40
+EXAMPLES_GPU, EXAMPLES_CPU = 1000, 24
 PIPE_WIDTH = 200
 STATUS_STYLE = {"pass": "green", "fail": "bold red", "skipped": "dim"}
 
