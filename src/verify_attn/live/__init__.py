@@ -1,0 +1,1 @@
+"""Measuring a live OpenAI-compatible server: at every context length, sustained, and why."""
