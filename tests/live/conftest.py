@@ -1,0 +1,52 @@
+"""Real servers, each started when the first test asks for it and stopped between tests.
+
+A test gets a ``tests.live.real.servers.Server``: ``url``, ``model``, ``pid``, ``log``, ``truth``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+
+import pytest
+
+from tests.live.real import servers
+from tests.live.real.servers import Server
+from tests.live.real.venvs import NotMade
+
+Start = Callable[..., AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """``start_server(servers.llamacpp, slots=1)``: the one server of those options, all session."""
+    running: dict[str, Server] = {}
+    with ExitStack() as stack:
+
+        def start(kind: Start, **options: object) -> Server:
+            key = f"{kind.__name__} {sorted(options.items())}"
+            if key not in running or running[key].has_ended:
+                directory = tmp_path_factory.mktemp(kind.__name__)
+                try:
+                    running[key] = stack.enter_context(kind(directory, **options))
+                except NotMade as reason:
+                    pytest.skip(str(reason))
+            return running[key]
+
+        yield start
+
+
+def _server(kind: Start, **options: object) -> Callable[..., Iterator[Server]]:
+    @pytest.fixture
+    def server(start_server: Callable[..., Server]) -> Iterator[Server]:
+        with start_server(kind, **options).awake() as awake:
+            yield awake
+
+    return server
+
+
+llamacpp = _server(servers.llamacpp)
+llamacpp_synth4 = _server(servers.llamacpp, speculation="draft", synth_len=4.0)
+llamacpp_synth2 = _server(servers.llamacpp, speculation="draft", synth_len=2.0)
+llamacpp_ngram = _server(servers.llamacpp, speculation="ngram", cycle=32)
+llamacpp_tied = _server(servers.llamacpp, tied=True)
