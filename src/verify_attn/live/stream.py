@@ -58,8 +58,15 @@ class Stream:
         """The chunks that this read completed."""
         events = self._decoder.feed(data)
         chunks = [chunk for event in events if (chunk := self._event(event)) is not None]
-        self.reads.append(Read(t_ns, len(data), tuple(chunks), len(events)))
-        return self.reads[-1].chunks
+        if self.reads and self.reads[-1].t_ns == t_ns:  # more of the same network read
+            last = self.reads.pop()
+            self.reads.append(
+                Read(t_ns, last.size_bytes + len(data), (*last.chunks, *chunks),
+                     last.events + len(events))
+            )  # fmt: skip
+        else:
+            self.reads.append(Read(t_ns, len(data), tuple(chunks), len(events)))
+        return tuple(chunks)
 
     def end(self, failure: str | None = None, stopped: str | None = None) -> None:
         """The body is over: cleanly, by a failure of the transport, or because we stopped it."""
@@ -90,6 +97,11 @@ class Stream:
         if not self.done and self.finish is None:
             return TRUNCATED
         return FAILED if self.empty else COMPLETE
+
+    @property
+    def text_seen(self) -> bool:
+        """Has any text come yet?"""
+        return bool(self._text or self._reasoning or self._tool)
 
     @property
     def empty(self) -> bool:
@@ -135,9 +147,8 @@ class Stream:
             self.usage = chunk.usage
         if chunk.finish is not None:
             self.finish = chunk.finish
-        if not _PLAIN_KEYS.issuperset(body) or (chunk.usage and not body.get("choices")):
-            self._keep(body)
-        elif chunk.finish is not None:
+        ends = chunk.finish is not None or (chunk.usage is not None and not body.get("choices"))
+        if ends or not _PLAIN_KEYS.issuperset(body):
             self._keep(body)
         return chunk
 

@@ -1,0 +1,128 @@
+"""From token events to decode steps: what arrived together, and what that says.
+
+A server sends one event a step, or one a token with a step's tokens microseconds apart, or a proxy
+in between holds everything back.  The time of a step is only known in the first two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verify_attn.live.absent import Absent
+from verify_attn.live.stream import Stream
+from verify_attn.live.tokens import Floats, Ints, Timeline
+
+# A step's own tokens are written one right after the other; no engine decodes this fast on its own.
+MAX_BURST_GAP_S = 1e-3
+MIN_GAP_RATIO = 6.0  # between the gaps of two steps and those inside one, as medians
+# More tokens a read than a drafter commits on average: something held the events back.
+MAX_COMMITTED_MEAN = 10.0
+CLOCK_GRAIN_S = 1e-5  # gaps below are alike: the time that one read takes
+MIN_BURST_MEAN = 1.5  # events that shared a read now and then are no speculation
+MIN_EVENTS = 32  # fewer say nothing about buffering
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Decode steps as seen from here (S of them; the first brings the first token).
+
+    ``t_s``     [S] arrival, seconds from the request's first byte
+    ``tokens``  [S] tokens committed by each, or Absent
+    ``kind``    ``events``: an event a step; ``bursts``: events that arrived together, inferred;
+                ``reads``: held back on the way, so that these are not the engine's steps
+    ``period_s``  of the releases, where something held events back
+    """
+
+    t_s: Floats
+    tokens: Floats | Absent
+    kind: str
+    held_back: str | None = None
+    period_s: float | None = None
+
+    @property
+    def are_steps(self) -> bool:
+        """Do these stand for the engine's steps?"""
+        return self.held_back is None
+
+
+def find_steps(timeline: Timeline, stream: Stream) -> Steps:
+    """Group the events of a timeline."""
+    events = len(timeline.t_s)
+    if events == 0:
+        return Steps(timeline.t_s, timeline.tokens, "events")
+    starts = np.flatnonzero(np.diff(timeline.read, prepend=-1))
+    held_back = _held_back(timeline, stream, starts)
+    if held_back is not None:
+        t_s, tokens = _grouped(timeline, starts)
+        gaps = np.diff(t_s)
+        period = float(np.median(gaps)) if len(gaps) else None
+        return Steps(t_s, tokens, "reads", held_back, period)
+    if _several_an_event(timeline):
+        # Two steps whose events shared a read keep their own tokens; only their gap is lost.
+        return Steps(timeline.t_s, timeline.tokens, "events")
+    threshold = burst_threshold(np.diff(timeline.t_s[starts]))
+    if threshold is not None:
+        starts = starts[np.diff(timeline.t_s[starts], prepend=-np.inf) > threshold]
+    if events < MIN_BURST_MEAN * len(starts):
+        return Steps(timeline.t_s, timeline.tokens, "events")
+    t_s, tokens = _grouped(timeline, starts)
+    return Steps(t_s, tokens, "bursts")
+
+
+def _several_an_event(timeline: Timeline) -> bool:
+    if isinstance(timeline.tokens, Absent):
+        return False
+    return bool(timeline.tokens[1:].mean() > 1.05) if len(timeline.tokens) > 1 else False
+
+
+def _grouped(timeline: Timeline, starts: Ints) -> tuple[Floats, Floats | Absent]:
+    tokens = timeline.tokens
+    if not isinstance(tokens, Absent):
+        tokens = np.add.reduceat(tokens, starts)
+    return timeline.t_s[starts], tokens
+
+
+def burst_threshold(gaps_s: Floats) -> float | None:
+    """The gap that parts two steps, where gaps clearly come in two sizes; None where they do not.
+
+    Otsu's threshold (1979) on the logarithm of the gaps, kept only if the short ones are too short
+    for a decode step and the two kinds are well apart.
+    """
+    gaps = np.sort(np.maximum(gaps_s, CLOCK_GRAIN_S))
+    if len(gaps) < 16:
+        return None
+    logs = np.log(gaps)
+    below = np.arange(1, len(logs))
+    sums = np.cumsum(logs)
+    low_mean = sums[:-1] / below
+    high_mean = (sums[-1] - sums[:-1]) / (len(logs) - below)
+    between = below * (len(logs) - below) * (high_mean - low_mean) ** 2
+    cut = int(np.argmax(between)) + 1
+    low, high = gaps[:cut], gaps[cut:]
+    if len(low) < 0.1 * len(gaps) or len(high) < 0.05 * len(gaps):
+        return None
+    low_median, high_median = float(np.median(low)), float(np.median(high))
+    if low_median > MAX_BURST_GAP_S or high_median < MIN_GAP_RATIO * low_median:
+        return None
+    return float(np.sqrt(low[-1] * high[0]))
+
+
+def _held_back(timeline: Timeline, stream: Stream, starts: Ints) -> str | None:
+    """Why the events cannot have left the engine when they arrived, or None."""
+    events = len(timeline.t_s)
+    if events < MIN_EVENTS or len(starts) < 3:
+        return None
+    a_read = events / len(starts)
+    if a_read < 2.5:
+        return None
+    sizes = np.array([stream.reads[i].size_bytes for i in np.unique(timeline.read)])
+    common = np.bincount(sizes).argmax()
+    if len(sizes) >= 4 and common >= 1024 and np.mean(sizes == common) >= 0.6:
+        return f"reads of {common:,} bytes each, whole buffers with {a_read:.1f} events"
+    if _several_an_event(timeline) and a_read >= 2.5:
+        return f"{a_read:.1f} events a read, each of them a step of several tokens"
+    if a_read >= MAX_COMMITTED_MEAN:
+        return f"{a_read:.1f} events a read, more than one step commits"
+    return None
