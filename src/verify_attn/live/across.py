@@ -1,0 +1,254 @@
+"""What the points of a sweep say together: what grows with the context, and whose share it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from verify_attn.live.absent import Absent
+from verify_attn.live.causes import HIGH, LOW, MEDIUM, Finding
+from verify_attn.live.changes import SIGNIFICANT
+from verify_attn.live.fits import Fit, fit, steepness
+from verify_attn.live.points import Point
+
+STEP_GROWTH = 2.0  # over the sweep, before it counts
+MIN_RANGE = 3.0  # longest over shortest context
+FLAT_GROWTH = 1.3
+ACCEPTANCE_FALL = 1.4
+SUPERLINEAR = 1.35  # exponent of a step's time
+SUPERQUADRATIC = 2.25  # exponent of prefill: the attention of a prompt is quadratic, no more
+CACHE_HIT = 0.25  # of the time that the others' fit says
+NEAR_LIMIT = 0.3  # of the memory's rate: reading the KV this fast is physics, not a fault
+
+
+@dataclass(frozen=True)
+class KvRead:
+    """What a step must read, to judge a slope by.
+
+    ``bytes_per_token``  of the KV of all layers on one GPU
+    ``gb_per_s``         the GPU's memory rate
+    ``source``           where the two come from
+    """
+
+    bytes_per_token: float
+    gb_per_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The sweep as a whole."""
+
+    findings: list[Finding]
+    step_fit: Fit | None
+    prefill_fit: Fit | None
+    step_shape: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the record."""
+        found: dict[str, Any] = {}
+        if self.step_fit is not None:
+            found["step_time_fit"] = {**self.step_fit.as_json(), "shape": self.step_shape}
+        if self.prefill_fit is not None:
+            found["prefill_fit"] = self.prefill_fit.as_json()
+        return found
+
+
+@dataclass(frozen=True)
+class Split:
+    """decode tok/s = committed / step time: how a ratio of rates is made up.
+
+    ``rate``, ``committed`` and ``step_time`` are ratios to the reference; the shares add up to 1
+    where the rate differs from it.
+    """
+
+    against: str
+    rate: float
+    committed: float
+    step_time: float
+
+    @property
+    def acceptance_share(self) -> float | None:
+        """Share of the change that is the committed tokens'; None where nothing changed much."""
+        whole = math.log(self.rate)
+        return None if abs(whole) < math.log(1.05) else math.log(self.committed) / whole
+
+    def as_json(self) -> dict[str, Any]:
+        """For the record."""
+        found: dict[str, Any] = {
+            "against": self.against, "rate_ratio": self.rate,
+            "committed_ratio": self.committed, "step_time_ratio": self.step_time,
+        }  # fmt: skip
+        share = self.acceptance_share
+        if share is not None:
+            found |= {"acceptance_share": share, "step_time_share": 1 - share}
+        return found
+
+    @property
+    def line(self) -> str:
+        """One line of text."""
+        share = self.acceptance_share
+        text = f"{self.rate:.2f} times the rate of {self.against}"
+        if share is None:
+            return text
+        return (
+            f"{text}: committed tokens a step {self.committed:.2f} times ({share:.0%} of the "
+            f"change), step time {self.step_time:.2f} times ({1 - share:.0%})"
+        )
+
+
+def split(
+    point: Point, against: str, rate: float, committed: float | None, step_ms: float | None
+) -> Split | Absent:
+    """The point against a reference; Absent where either's steps cannot be told apart."""
+    mine = point.decode_tok_s, point.committed_per_step, point.step_ms
+    for value in mine:
+        if isinstance(value, Absent):
+            return value
+    if committed is None or step_ms is None:
+        return Absent(f"the steps of {against} are not known")
+    mine_rate, mine_committed, mine_step = (float(v) for v in mine if not isinstance(v, Absent))
+    return Split(against, mine_rate / rate, mine_committed / committed, mine_step / step_ms)
+
+
+def overview(points: list[Point], kv: KvRead | None) -> Overview:
+    """Causes that show over the contexts of one concurrency; ``points`` in any order."""
+    points = [p for p in points if p.usable and not isinstance(p.context, Absent)]
+    points.sort(key=_context)
+    findings: list[Finding] = []
+    hits = _cache_hits(points)
+    findings += hits
+    hit_ids = {name for finding in hits for name in finding.points}
+    prefill = [p for p in points if p.name not in hit_ids and not _said_cached(p)]
+    prefill_fit, slow = _prefill(prefill)
+    step_fit, shape, steps = _step_time(points, kv)
+    findings += [*slow, *steps, *_acceptance(points)]
+    return Overview(findings, step_fit, prefill_fit, shape)
+
+
+def _context(point: Point) -> int:
+    assert not isinstance(point.context, Absent)
+    return point.context
+
+
+def _said_cached(point: Point) -> bool:
+    return any(f.cause == "prefix-cache-hit" for t in point.trials for f in t.findings)
+
+
+def _prefill_time(point: Point) -> float | None:
+    return None if isinstance(point.first_token_s, Absent) else point.first_token_s
+
+
+def _cache_hits(points: list[Point]) -> list[Finding]:
+    """The point with the fastest prefill, if it is far faster than the others' fit; repeated."""
+    left = [(p, t) for p in points if not _said_cached(p) and (t := _prefill_time(p))]
+    found: list[Finding] = []
+    while len(left) >= 3:
+        fastest, seconds = max(left, key=lambda item: _context(item[0]) / item[1])
+        others = [item for item in left if item[0] is not fastest]
+        n = np.array([_context(p) for p, _ in others], dtype=np.float64)
+        curve = fit(n, np.array([t for _, t in others]))
+        usual = min(t for _, t in others)
+        expected = max(curve.at(_context(fastest)), usual) if curve is not None else usual
+        if seconds > CACHE_HIT * expected:
+            break
+        text = (
+            f"{_context(fastest):,} tokens in {seconds:.3g} s, where the other points' fit says "
+            f"{expected:.3g} s"
+        )
+        found.append(Finding("prefix-cache-hit", MEDIUM, text, (fastest.name,)))
+        left = others
+    return found
+
+
+def _prefill(points: list[Point]) -> tuple[Fit | None, list[Finding]]:
+    timed = [(p, t) for p in points if (t := _prefill_time(p))]
+    if len(timed) < 2:
+        return None, []
+    n = np.array([_context(p) for p, _ in timed], dtype=np.float64)
+    seconds = np.array([t for _, t in timed])
+    curve = fit(n, seconds)
+    steep = steepness(n, seconds)
+    if curve is None or steep is None or steep < SUPERQUADRATIC or len(timed) < 3:
+        return curve, []
+    before = fit(n[:-1], seconds[:-1])
+    said = "" if before is None else f"; the shorter prompts' fit says {before.at(n[-1]):.3g} s"
+    text = f"{seconds[-1]:.3g} s for {int(n[-1]):,} tokens, growing with power {steep:.1f}{said}"
+    return curve, [Finding("prefill-superlinear", MEDIUM, text, (timed[-1][0].name,))]
+
+
+def _step_time(
+    points: list[Point], kv: KvRead | None
+) -> tuple[Fit | None, str | None, list[Finding]]:
+    """Fit of the step time, its shape (flat, linear, worse) and what is wrong with it."""
+    timed = [(p, p.step_ms / 1e3) for p in points if not isinstance(p.step_ms, Absent)]
+    if len(timed) < 2:
+        return None, None, []
+    # Half of the generation is in the KV too, on average.
+    n = np.array([_context(p) + _half_generated(p) for p, _ in timed])
+    seconds = np.array([t for _, t in timed])
+    curve = fit(n, seconds)
+    if curve is None:
+        return None, None, []
+    growth = float(seconds[-1] / seconds[0])
+    steep = steepness(n, seconds)
+    if growth < FLAT_GROWTH:
+        shape = "flat"
+    else:
+        shape = "worse" if steep is not None and steep > SUPERLINEAR else "linear"
+    if growth < STEP_GROWTH or n[-1] < MIN_RANGE * n[0]:
+        return curve, shape, []
+    names = tuple(p.name for p, _ in timed)
+    slope = max(curve.linear_s, (seconds[-1] - seconds[0]) / (n[-1] - n[0]))
+    text = (
+        f"{seconds[0] * 1e3:.1f} ms a step at {n[0]:,.0f} tokens, {seconds[-1] * 1e3:.1f} ms at "
+        f"{n[-1]:,.0f}: {slope * 1e6:.3g} ms more every 1,000 tokens"
+    )
+    confidence = MEDIUM if len(timed) > 2 else LOW
+    if kv is not None:
+        implied = kv.bytes_per_token / slope / 1e9
+        share = implied / kv.gb_per_s
+        text += (
+            f"; that is the KV read at {implied:,.0f} GB/s, {share:.1%} of {kv.gb_per_s:,.0f} "
+            f"({kv.source})"
+        )
+        if share >= NEAR_LIMIT:
+            return curve, shape, []
+        confidence = HIGH
+    else:
+        text += "; --geometry and --gpu would say how that compares with reading the KV"
+    cause = "step-time-superlinear" if shape == "worse" else "step-time-linear-in-context"
+    return curve, shape, [Finding(cause, confidence, text, names)]
+
+
+def _half_generated(point: Point) -> float:
+    counts = [
+        t.measurement.completion_tokens
+        for t in point.usable
+        if not isinstance(t.measurement.completion_tokens, Absent)
+    ]
+    return float(np.mean(counts)) / 2 if counts else 0.0
+
+
+def _acceptance(points: list[Point]) -> list[Finding]:
+    """Committed tokens a step that fall with the context."""
+    known = [(p, float(c)) for p in points if not isinstance(c := p.committed_per_step, Absent)]
+    if len(known) < 2:
+        return []
+    (short, before), (long, after) = known[0], known[-1]
+    if before < ACCEPTANCE_FALL * after:
+        return []
+    a, b = short.step_tokens(), long.step_tokens()
+    if len(a) < 10 or len(b) < 10:
+        return []
+    if float(stats.mannwhitneyu(a, b, alternative="greater").pvalue) > SIGNIFICANT:
+        return []
+    text = (
+        f"committed tokens a step fall from {before:.2f} at {_context(short):,} tokens of context "
+        f"to {after:.2f} at {_context(long):,}"
+    )
+    return [Finding("acceptance-falls", MEDIUM, text, (short.name, long.name))]

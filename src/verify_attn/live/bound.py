@@ -1,0 +1,114 @@
+"""How sure a decode rate is: a block bootstrap over the decode steps of all repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verify_attn.live.absent import Absent
+from verify_attn.live.measure import Measurement
+from verify_attn.live.tokens import Floats
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95  # one-sided
+MIN_STEPS = 30
+# Steps are alike over short stretches (easy text, a busy moment): a block keeps them together.
+BLOCK_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Durations in seconds and tokens of the steps of one answer, the first left out."""
+
+    seconds: Floats
+    tokens: Floats
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return float(self.tokens.sum() / self.seconds.sum())
+
+
+def steps_of(m: Measurement) -> Steps | Absent:
+    """The steps that a decode rate is made of."""
+    if isinstance(m.decode_tok_s, Absent):
+        return m.decode_tok_s
+    assert not isinstance(m.steps.tokens, Absent)
+    return Steps(np.diff(m.steps.t_s), m.steps.tokens[1:])
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """One-sided bounds of a rate in tokens/s at 95 % each, from ``steps`` steps."""
+
+    low: float
+    high: float
+    steps: int
+
+
+def bounds(repeats: list[Steps], seed: int = 0, confidence: float = CONFIDENCE) -> Bounds:
+    """Moving-block bootstrap of total tokens over total seconds; blocks stay in one repeat."""
+    rng = np.random.default_rng(seed)
+    seconds = np.concatenate([steps.seconds for steps in repeats])
+    tokens = np.concatenate([steps.tokens for steps in repeats])
+    size = max(1, min(BLOCK_STEPS, min(len(steps.seconds) for steps in repeats)))
+    starts: list[int] = []
+    offset = 0
+    for steps in repeats:
+        starts += range(offset, offset + len(steps.seconds) - size + 1)
+        offset += len(steps.seconds)
+    blocks = max(1, round(len(seconds) / size))
+    # Sums of every block, then sums of drawn blocks: no need to copy the steps themselves.
+    at = np.array(starts)
+    block_seconds = _window_sums(seconds, size)[at]
+    block_tokens = _window_sums(tokens, size)[at]
+    drawn = rng.integers(0, len(at), size=(RESAMPLES, blocks))
+    rates = block_tokens[drawn].sum(axis=1) / np.maximum(block_seconds[drawn].sum(axis=1), 1e-12)
+    low, high = np.quantile(rates, [1 - confidence, confidence])
+    return Bounds(float(low), float(high), len(seconds))
+
+
+def _window_sums(values: Floats, size: int) -> Floats:
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    return total[size:] - total[:-size]
+
+
+def decide(repeats: list[Steps], floor: float) -> tuple[str, str]:
+    """(``pass``, ``fail`` or ``inconclusive``; the reason) of a rate against its floor."""
+    total = sum(len(steps.seconds) for steps in repeats)
+    seconds = sum(float(steps.seconds.sum()) for steps in repeats)
+    rate = sum(float(steps.tokens.sum()) for steps in repeats) / seconds if seconds else 0.0
+    if total < MIN_STEPS:
+        every = total > 0 and all(np.all(steps.tokens < floor * steps.seconds) for steps in repeats)
+        if every:
+            return "fail", f"{rate:.4g} tok/s, floor {floor:.4g}: every one of {total} steps misses"
+        return "inconclusive", (
+            f"{rate:.4g} tok/s, floor {floor:.4g}: {total} steps are too few, it takes {MIN_STEPS}"
+        )
+    found = bounds(repeats)
+    if found.low >= floor:
+        return "pass", f"{rate:.4g} tok/s, at least {found.low:.4g}; floor {floor:.4g}"
+    if found.high < floor:
+        return "fail", f"{rate:.4g} tok/s, at most {found.high:.4g}; floor {floor:.4g}"
+    return "inconclusive", (
+        f"{rate:.4g} tok/s, between {found.low:.4g} and {found.high:.4g}; floor {floor:.4g}"
+    )
+
+
+def worst_window(repeats: list[Steps], window_tokens: int) -> list[Steps]:
+    """The slowest window, in the answer's order, of any repeat, as the steps that it has."""
+    worst: Steps | None = None
+    for steps in repeats:
+        edges = np.searchsorted(
+            np.cumsum(steps.tokens), np.arange(window_tokens, steps.tokens.sum() + 1, window_tokens)
+        )
+        start = 0
+        for edge in edges:
+            part = Steps(steps.seconds[start : edge + 1], steps.tokens[start : edge + 1])
+            start = int(edge) + 1
+            if len(part.seconds) and part.seconds.sum() > 0 and (
+                worst is None or part.rate < worst.rate
+            ):  # fmt: skip
+                worst = part
+    return [worst] if worst is not None else repeats

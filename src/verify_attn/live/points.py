@@ -1,0 +1,173 @@
+"""A point of a sweep: the answers that were measured at one context length and concurrency."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from verify_attn.live.absent import Absent
+from verify_attn.live.acceptance.model import Acceptance
+from verify_attn.live.causes import Finding
+from verify_attn.live.measure import Measurement
+from verify_attn.live.tokens import Floats
+
+
+@dataclass
+class Trial:
+    """One answer at a point.
+
+    ``repeat`` counts the rounds of the point; streams of one round ran side by side.
+    """
+
+    measurement: Measurement
+    asked_tokens: int | None
+    acceptance: Acceptance | Absent
+    cached_tokens: int | Absent
+    repeat: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        """Does it have a decode rate?"""
+        m = self.measurement
+        ended_well = m.outcome in ("complete", "stopped")
+        return ended_well and not isinstance(m.decode_tok_s, Absent)
+
+    @property
+    def committed_per_step(self) -> float | Absent:
+        """From the server's counts of this request where there are any, else as seen here."""
+        if isinstance(self.acceptance, Acceptance) and self.acceptance.scope != "since start":
+            said = self.acceptance.committed_per_step
+            if said is not None:
+                return said
+        if any(finding.cause == "chunk-interval" for finding in self.findings):
+            return Absent("the server's chunks are not its steps")
+        return self.measurement.committed_per_step
+
+    @property
+    def step_ms(self) -> float | Absent:
+        """Mean step time: committed tokens a step over the rate."""
+        rate, committed = self.measurement.decode_tok_s, self.committed_per_step
+        if isinstance(rate, Absent):
+            return rate
+        return committed if isinstance(committed, Absent) else committed / rate * 1e3
+
+
+@dataclass
+class Point:
+    """Everything about one context length and concurrency.
+
+    ``skipped`` or ``error`` say why it was not measured; ``died`` that the server did.
+    """
+
+    asked_context: int
+    concurrency: int
+    name: str
+    trials: list[Trial] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    skipped: str | None = None
+    error: str | None = None
+    died: str | None = None
+
+    @property
+    def usable(self) -> list[Trial]:
+        """The trials with a decode rate."""
+        return [trial for trial in self.trials if trial.usable]
+
+    @property
+    def context(self) -> int | Absent:
+        """Prompt tokens by the server's count; the median of the trials."""
+        counts = [
+            trial.measurement.prompt_tokens
+            for trial in self.trials
+            if not isinstance(trial.measurement.prompt_tokens, Absent)
+        ]
+        if not counts:
+            return Absent("the server sent no usage, so the prompt's length is not known")
+        return int(statistics.median(counts))
+
+    @property
+    def decode_tok_s(self) -> float | Absent:
+        """Sustained rate of one stream: tokens over time, all trials together."""
+        if not self.usable:
+            return self._why_no_rate()
+        tokens = sum(_decoded(t.measurement) for t in self.usable)
+        seconds = sum(_decoded(t.measurement) / _rate(t.measurement) for t in self.usable)
+        return tokens / seconds
+
+    @property
+    def committed_per_step(self) -> float | Absent:
+        """Median of the trials."""
+        return _median([trial.committed_per_step for trial in self.usable], self._why_no_rate)
+
+    @property
+    def step_ms(self) -> float | Absent:
+        """Median of the trials."""
+        return _median([trial.step_ms for trial in self.usable], self._why_no_rate)
+
+    @property
+    def first_token_s(self) -> float | Absent:
+        """Median of the trials."""
+        return _median([t.measurement.first_token_s for t in self.trials], self._why_no_rate)
+
+    def total_tok_s(self) -> float | Absent:
+        """All streams of a round together: the sum of their rates; the mean over the rounds."""
+        if not self.usable:
+            return self._why_no_rate()
+        rounds: dict[int, float] = {}
+        for trial in self.usable:
+            rounds[trial.repeat] = rounds.get(trial.repeat, 0.0) + _rate(trial.measurement)
+        return statistics.fmean(rounds.values())
+
+    def step_gaps_s(self) -> Floats:
+        """Gaps between steps of all usable trials."""
+        gaps = [np.diff(trial.measurement.steps.t_s) for trial in self.usable]
+        return np.concatenate(gaps) if gaps else np.array([])
+
+    def step_tokens(self) -> Floats:
+        """Committed tokens of all usable trials' steps, first and last left out."""
+        counts = [
+            trial.measurement.steps.tokens[1:-1]
+            for trial in self.usable
+            if not isinstance(trial.measurement.steps.tokens, Absent)
+            and trial.measurement.steps.are_steps
+        ]
+        return np.concatenate(counts) if counts else np.array([])
+
+    def _why_no_rate(self) -> Absent:
+        for reason in (self.skipped, self.died, self.error):
+            if reason:
+                return Absent(reason)
+        for trial in self.trials:
+            m = trial.measurement
+            if m.reason and m.outcome not in ("complete", "stopped"):
+                return Absent(m.reason)
+            if isinstance(m.decode_tok_s, Absent):
+                return m.decode_tok_s
+        return Absent("nothing was measured here")
+
+
+def _rate(m: Measurement) -> float:
+    assert not isinstance(m.decode_tok_s, Absent)
+    return m.decode_tok_s
+
+
+def _decoded(m: Measurement) -> float:
+    assert not isinstance(m.steps.tokens, Absent)
+    return float(m.steps.tokens[1:].sum())
+
+
+def _median(values: list[float | Absent], why: object) -> float | Absent:
+    known = [value for value in values if not isinstance(value, Absent)]
+    if known:
+        return float(statistics.median(known))
+    missing = [value for value in values if isinstance(value, Absent)]
+    if missing:
+        return missing[0]
+    assert callable(why)
+    reason = why()
+    assert isinstance(reason, Absent)
+    return reason

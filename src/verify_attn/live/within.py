@@ -1,0 +1,195 @@
+"""What one answer shows about why it is slow, or why its figures are not what they seem."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verify_attn.live.absent import Absent
+from verify_attn.live.acceptance.model import Acceptance
+from verify_attn.live.causes import HIGH, LOW, MEDIUM, Finding
+from verify_attn.live.changes import SIGNIFICANT, changes, drift, largest, typical_drift
+from verify_attn.live.measure import Measurement, arrived_whole
+from verify_attn.live.stream import FAILED, TRUNCATED
+from verify_attn.live.tokens import TEXT_SHARE
+
+ACCEPTANCE_DRIFT = 1.25  # first third over last
+STEP_DRIFT = 1.2  # last third over first
+LONG_GAP = 10.0  # times the median gap ...
+LONG_GAP_SHARE = 0.1  # ... and of the whole time of decoding
+CATCH_UP = 3.0  # how much faster than usual held-back tokens come
+SAME_COUNT_SHARE = 0.9
+MIN_CACHED_TOKENS = 64  # a chat template's own head may be cached in every request
+
+
+def diagnose_answer(
+    m: Measurement,
+    asked_tokens: int | None,
+    acceptance: Acceptance | Absent,
+    cached_tokens: int | Absent,
+) -> list[Finding]:
+    """The causes that this answer shows on its own."""
+    found = [*_ending(m, asked_tokens), *_cache(m, cached_tokens)]
+    whole = arrived_whole(m.timeline)
+    if whole is not None:
+        return [*found, Finding("fake-streaming", HIGH, whole)]
+    if m.steps.held_back is not None:
+        period = m.steps.period_s
+        every = "" if period is None else f", released about every {period * 1e3:.0f} ms"
+        found.append(Finding("proxy-buffering", MEDIUM, m.steps.held_back + every))
+        return found
+    interval = chunk_interval(m, acceptance)
+    if interval is not None:
+        found.append(interval)
+    found += _pauses(m)
+    if interval is None:
+        found += _acceptance(m)
+    return [*found, *_step_time(m)]
+
+
+def _ending(m: Measurement, asked_tokens: int | None) -> list[Finding]:
+    if m.outcome == FAILED:
+        stalled = m.reason.startswith(("stalled", "no token within"))
+        return [Finding("stall" if stalled else "request-failed", HIGH, m.reason)]
+    if m.outcome == TRUNCATED:
+        return [Finding("stream-truncated", HIGH, m.reason)]
+    if isinstance(m.completion_tokens, Absent):
+        cause = [Finding("usage-missing", HIGH, m.completion_tokens.reason)]
+        return cause if m.outcome == "complete" else []
+    stopped = m.finish not in (None, "length") and m.outcome == "complete"
+    if asked_tokens is not None and stopped and m.completion_tokens < asked_tokens:
+        text = f"{m.completion_tokens} of {asked_tokens} tokens, finish reason {m.finish!r}"
+        return [Finding("early-stop", HIGH, text)]
+    return []
+
+
+def _cache(m: Measurement, cached_tokens: int | Absent) -> list[Finding]:
+    if isinstance(cached_tokens, Absent) or isinstance(m.prompt_tokens, Absent):
+        return []
+    if cached_tokens >= max(MIN_CACHED_TOKENS, 0.05 * m.prompt_tokens):
+        text = (
+            f"the server says that {cached_tokens} of {m.prompt_tokens} prompt tokens were cached"
+        )
+        return [Finding("prefix-cache-hit", HIGH, text)]
+    return []
+
+
+def chunk_interval(m: Measurement, acceptance: Acceptance | Absent) -> Finding | None:
+    """Events of one size are no committed counts, unless the server says that steps are so."""
+    tokens = m.steps.tokens
+    if isinstance(tokens, Absent) or m.steps.kind != "events" or len(tokens) < 12:
+        return None
+    middle = tokens[1:-1]
+    mean = float(middle.mean())
+    if m.timeline.source == TEXT_SHARE:
+        # Lengths of text, not counts: ten tokens vary by a sixth, a step's commits far more.
+        if mean < 5 or float(middle.std()) > 0.3 * mean:
+            return None
+        size, share = mean, "of about the same length"
+    else:
+        size = float(np.median(middle))
+        if size < 2 or np.mean(middle == size) < SAME_COUNT_SHARE:
+            return None
+        share = "alike"
+    said = acceptance.committed_per_step if isinstance(acceptance, Acceptance) else None
+    if said is not None and abs(said - mean) <= 0.15 * mean:
+        return None
+    text = f"{len(tokens)} events of {size:.3g} tokens, {share}"
+    if said is not None:
+        return Finding(
+            "chunk-interval", HIGH, f"{text}, where the server commits {said:.2f} a step"
+        )
+    return Finding("chunk-interval", MEDIUM, f"{text}; no counter of the server says that a step "
+                   "commits as many")  # fmt: skip
+
+
+def _pauses(m: Measurement) -> list[Finding]:
+    """Gaps that no step explains, and whether the tokens after one had been held back."""
+    t_s, tokens = m.steps.t_s, m.steps.tokens
+    if len(t_s) < 12:
+        return []
+    gaps = np.diff(t_s)
+    usual = float(np.median(gaps))
+    held = _held_from_start(m)
+    if held is not None:
+        return [held]
+    i = int(np.argmax(gaps))
+    span = float(t_s[-1] - t_s[0])
+    if gaps[i] < max(LONG_GAP * usual, LONG_GAP_SHARE * span):
+        return []
+    pause = f"{gaps[i]:.3g} s between steps {i + 1} and {i + 2}, {gaps[i] / usual:.0f} times usual"
+    # As many steps as the pause had time for, coming after it far faster than usual.
+    missing = int(gaps[i] / usual)
+    after = gaps[i + 1 : i + 1 + max(missing // 2, 3)]
+    before_usual = float(np.median(np.delete(gaps, slice(i, i + 1 + len(after))))) if (
+        len(gaps) > len(after) + 1
+    ) else usual  # fmt: skip
+    if len(after) and float(np.median(after)) * CATCH_UP < before_usual:
+        return [Finding("stall-then-burst", MEDIUM, f"{pause}, then {len(after)} steps in "
+                        f"{after.sum() * 1e3:.0f} ms: held back and released")]  # fmt: skip
+    if not isinstance(tokens, Absent) and tokens[i + 1] > LONG_GAP * np.median(tokens):
+        return [Finding("stall-then-burst", MEDIUM, f"{pause}, then {tokens[i + 1]:.0f} tokens at "
+                        "once")]  # fmt: skip
+    if i <= 1:
+        return [Finding("prefill-in-decode", MEDIUM, pause)]
+    return [Finding("stall", MEDIUM, pause)]
+
+
+def _held_from_start(m: Measurement) -> Finding | None:
+    """Silence, a burst, then the usual pace: part of the silence was decoding, not prefill."""
+    tokens, t_s = m.steps.tokens, m.steps.t_s
+    if isinstance(tokens, Absent) or isinstance(m.first_token_s, Absent):
+        return None
+    half = len(t_s) // 2
+    later = float(tokens[half + 1 :].sum()) / float(t_s[-1] - t_s[half])
+    got = np.cumsum(tokens)
+    fast = max(1, int(np.argmax(got >= 0.05 * got[-1])))
+    seconds = float(t_s[fast] - t_s[0])
+    early = float(got[fast] - got[0]) / seconds if seconds > 0 else np.inf
+    # The steady line of the second half, drawn back, would have begun before the first token.
+    ahead_s = float(got[half]) / later - float(t_s[half] - t_s[0])
+    if early < LONG_GAP * later or not LONG_GAP_SHARE * t_s[half] < ahead_s < m.first_token_s:
+        return None
+    return Finding(
+        "stall-then-burst", MEDIUM,
+        f"{m.first_token_s:.3g} s of silence, then {early:.0f} tok/s at first and {later:.0f} "
+        "later: the first tokens were held back",
+    )  # fmt: skip
+
+
+def _acceptance(m: Measurement) -> list[Finding]:
+    tokens = m.steps.tokens
+    if isinstance(tokens, Absent):
+        return []
+    series = tokens[1:-1]
+    found = drift(series)
+    if found is None or found[0] * ACCEPTANCE_DRIFT > 1 or found[1] > SIGNIFICANT:
+        return []
+    third = len(series) // 3
+    text = (
+        f"committed tokens a step fall from {series[:third].mean():.2f} to "
+        f"{series[-third:].mean():.2f} within the answer"
+    )
+    change = largest(changes(series, log=False))
+    if change is not None and change.ratio < 1:
+        at = int(tokens[: change.at + 1].sum())
+        text += f", the largest change at token {at} ({change.before:.2f} to {change.after:.2f})"
+    if m.timeline.source == TEXT_SHARE:
+        text += "; tokens of a step are estimated from its text"
+    return [Finding("acceptance-falls", MEDIUM if m.timeline.exact else LOW, text)]
+
+
+def _step_time(m: Measurement) -> list[Finding]:
+    gaps = np.diff(m.steps.t_s)
+    found = typical_drift(gaps)
+    if found is None or found[0] < STEP_DRIFT or found[1] > SIGNIFICANT:
+        return []
+    third = len(gaps) // 3
+    text = (
+        f"step time grows from {np.median(gaps[:third]) * 1e3:.1f} to "
+        f"{np.median(gaps[-third:]) * 1e3:.1f} ms within the answer"
+    )
+    change = largest(changes(gaps, log=True))
+    if change is not None and change.ratio > 1 and not isinstance(m.steps.tokens, Absent):
+        at = int(m.steps.tokens[: change.at + 1].sum())
+        text += f", by {change.ratio:.2f} times at token {at}"
+    return [Finding("step-time-grows", MEDIUM, text)]
