@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tests.live.truth.scenario import Decode, Scenario
 from tests.live.truth.words import PIECES
 
+_IDS = range(len(PIECES))
 
-@dataclass(frozen=True, slots=True)
-class Step:
+
+class Step(NamedTuple):
     """One engine step: its end, in seconds after the request, and what it committed."""
 
     end_s: float
@@ -89,7 +90,7 @@ def generate(
         else:
             count = decode.first_commit
         count = min(count, total - position)  # a stop cuts the last step
-        steps.append(Step(now, tuple(rng.randrange(len(PIECES)) for _ in range(count))))
+        steps.append(Step(now, tuple(rng.choices(_IDS, k=count))))
         position += count
     return Generation(
         tuple(steps), "length" if total == asked else "stop", prompt_tokens, cached_tokens

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 End = Literal["open", "complete", "error", "reset", "cut", "closed", "silent", "died", "left"]
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """One send call."""
 
     due_ns: int  # when the script says
@@ -19,8 +18,7 @@ class Sent:
     data: bytes | None = None  # where the server was told to keep them
 
 
-@dataclass(frozen=True, slots=True)
-class StepLog:
+class StepLog(NamedTuple):
     """One engine step, before any proxy; the first is the prefill's."""
 
     end_ns: int

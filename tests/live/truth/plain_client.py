@@ -8,6 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.live.truth.log import RequestLog
+from tests.live.truth.process import TruthServer
+from tests.live.truth.scenario import Scenario
+
 
 @dataclass
 class Received:
@@ -53,6 +57,17 @@ class Received:
         return [d if d == "[DONE]" else json.loads(d) for d in data]
 
     @property
+    def choices(self) -> list[Any]:
+        """The first choice of every event that has one."""
+        objects = [e for e in self.events if e != "[DONE]" and e.get("choices")]
+        return [e["choices"][0] for e in objects]
+
+    def text(self, key: str = "content") -> str:
+        """All text of one kind; a completion's is content."""
+        deltas = [c.get("delta", {"content": c.get("text")}) for c in self.choices]
+        return "".join(d.get(key) or "" for d in deltas)
+
+    @property
     def usage(self) -> Any:
         """The last one."""
         found = [e["usage"] for e in self.events if e != "[DONE]" and e.get("usage")]
@@ -92,8 +107,8 @@ def ask(
 
 
 def _whole(got: Received) -> bool:
-    tail = got.reads[-1][1]
     if "transfer-encoding: chunked" in got.head:
+        tail = b"".join(data for _, data in got.reads[-2:])
         return tail.endswith(b"\r\n0\r\n\r\n")
     length = [line for line in got.head.split("\r\n") if line.startswith("content-length:")]
     return bool(length) and len(got.body) >= int(length[0].split(":")[1])
@@ -118,3 +133,14 @@ def _streamed(tokens: int, rest: dict[str, Any]) -> dict[str, Any]:
         "stream_options": options,
         "max_tokens": tokens,
     } | rest
+
+
+def one(
+    scenario: Scenario, body: dict[str, Any] | None = None, silence_s: float = 3.0
+) -> tuple[Received, RequestLog]:
+    """One request to a scenario, and the server's account of it."""
+    body = body or chat()
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    with TruthServer(scenario) as server:
+        got = ask(server.port, path, body, silence_s=silence_s)
+        return got, server.requests()[0]

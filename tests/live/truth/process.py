@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,13 +67,10 @@ class TruthServer:
     def __exit__(self, *_: Any) -> None:
         os.sched_setaffinity(0, self._cores)
         self._process.kill()
-        # communicate() would flush what could not be written to a dead server.
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            try:
+            with suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                continue
         self._process.wait()
         self._directory.cleanup()
 
@@ -88,12 +86,21 @@ class TruthServer:
         """Is the process there?"""
         return self._process.poll() is None
 
+    def wait_for_death(self, timeout_s: float) -> None:
+        """Until the process has ended; `subprocess.TimeoutExpired` where it has not."""
+        self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """End the process, as somebody else might; the log is of the last moment before."""
+        self.requests()
+        self._process.kill()
+        self._process.wait()
+
     def requests(self) -> list[RequestLog]:
         """All requests so far, unfinished ones included; also of a server that died."""
-        try:
-            self._ask("log")
-        except BrokenPipeError:
-            self._process.wait(10)
+        if self.alive:
+            with suppress(BrokenPipeError):
+                self._ask("log")
         log: list[RequestLog] = pickle.loads(self._log.read_bytes())
         return log
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from tests.live.truth.log import End
 from tests.live.truth.scenario import Fault
@@ -26,10 +25,10 @@ def delay(events: list[Event], fault: Fault) -> list[Event]:
     if fault.stall_at is not None:
         events = _stall(events, fault.stall_at, fault.stall_s)
     if fault.fake_streaming:
-        events = [replace(e, at_s=events[-1].at_s + i * 2e-6) for i, e in enumerate(events)]
+        events = [e._replace(at_s=events[-1].at_s + i * 2e-6) for i, e in enumerate(events)]
     if fault.buffer_s is not None:
         every = fault.buffer_s
-        events = [replace(e, at_s=math.ceil(e.at_s / every) * every) for e in events]
+        events = [e._replace(at_s=math.ceil(e.at_s / every) * every) for e in events]
     if fault.buffer_bytes is not None:
         events = _fill(events, fault.buffer_bytes)
     return events
@@ -42,7 +41,7 @@ def _stall(events: list[Event], at: int, seconds: float) -> list[Event]:
         if until is None and seen >= at:
             until = event.at_s + seconds
         late = until is not None and event.at_s < until
-        found.append(replace(event, at_s=until) if late and until is not None else event)
+        found.append(event._replace(at_s=until) if late and until is not None else event)
         seen += event.tokens
     return found
 
@@ -54,13 +53,13 @@ def _fill(events: list[Event], size: int) -> list[Event]:
     for event in events:
         waiting.append(event)
         if sum(len(e.data) for e in waiting) >= size or event is events[-1]:
-            found += [replace(e, at_s=event.at_s) for e in waiting]
+            found += [e._replace(at_s=event.at_s) for e in waiting]
             waiting = []
     return found
 
 
 def break_off(events: list[Event], fault: Fault, *, dies: bool) -> tuple[list[Event], End]:
-    """The events that still come, and how the answer ends."""
+    """The events that still come, an empty one for a mere end, and how the answer ends."""
     total = sum(e.tokens for e in events)
     cuts: list[tuple[int | None, End]] = [
         (fault.error_at, "error"),
@@ -74,9 +73,10 @@ def break_off(events: list[Event], fault: Fault, *, dies: bool) -> tuple[list[Ev
         if at is None or at >= total:
             continue
         kept = _first_tokens(events, at)
-        if end == "error":
-            when = events[len(kept)].at_s if len(kept) < len(events) else events[-1].at_s
-            kept.append(Event(when, _ERRORS[fault.error_form].encode()))
+        if end != "silent":  # when the next event would have come
+            when = events[min(len(kept), len(events) - 1)].at_s
+            last = _ERRORS[fault.error_form].encode() if end == "error" else b""
+            kept.append(Event(when, last))
         return kept, end
     return events, "complete"
 

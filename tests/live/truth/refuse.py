@@ -83,12 +83,15 @@ def refusal(scenario: Scenario, record: RequestLog, *, generates: bool) -> Answe
 
 
 def _unknown_fields(scenario: Scenario, body: dict[str, Any]) -> Answer | None:
-    unknown = sorted(set(body) - set(_STANDARD.split()))
-    if "continuous_usage_stats" in (body.get("stream_options") or {}):
+    wire = scenario.wire
+    granted = {"return_token_ids"} if wire.token_ids else set()
+    unknown = sorted(set(body) - set(_STANDARD.split()) - granted)
+    options = body.get("stream_options") or {}
+    if "continuous_usage_stats" in options and not wire.continuous_usage:
         unknown.append("continuous_usage_stats")
-    if not unknown or scenario.wire.unknown_fields == "ignore":
+    if not unknown or wire.unknown_fields == "ignore":
         return None
-    if scenario.wire.unknown_fields == "422":
+    if wire.unknown_fields == "422":
         listed = "{" + ", ".join(repr(name) for name in unknown) + "}"
         return of(422, {"detail": f"Unexpected fields in the request: {listed}"})
     message = f"Unrecognized request argument supplied: {unknown[0]}"

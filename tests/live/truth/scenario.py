@@ -53,6 +53,7 @@ class Prefill:
     cliff: float = 1.0  # ... it takes this many times as long
     prefix_cache: bool = False  # prompts that share a beginning with an earlier one are cached
     cached_on: tuple[int, ...] = ()  # measured requests that hit a cache whatever they ask
+    cached_between: tuple[int, int] | None = None  # prompts of so many tokens hit it too
     cached_share: float = 0.98  # of the prompt, on those
     report_cached: bool = True  # prompt_tokens_details.cached_tokens in usage
 
@@ -128,8 +129,9 @@ class Fault:
     cut_at: int | None = None  # FIN in the middle of the chunked body
     close_at: int | None = None  # a well-formed end of the body, without finish or [DONE]
     silence_at: int | None = None  # nothing more, the connection stays; 0: headers at most
-    hang: bool = False  # generation never answers, not even headers
+    hang: bool = False  # no answer, not even headers; /health goes on
     die_on: int | None = None  # the measured request at which the process dies
+    die_above: int | None = None  # or any measured one with more prompt tokens than this
     die_after: int = 0  # and so many tokens of it arrive
     html: bool = False  # a web page in place of every answer
     api_key: str | None = None  # else 401
@@ -141,6 +143,11 @@ class Fault:
     def applies(self, measured: int | None) -> bool:
         """Do the faults of streams hit this request?"""
         return self.on is None or measured in self.on
+
+    def dies(self, measured: int | None, prompt_tokens: int) -> bool:
+        """Does the process end during this request?"""
+        long = self.die_above is not None and prompt_tokens > self.die_above
+        return measured is not None and (measured == self.die_on or long)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Server:
         self.playing: set[Playback] = set()
         self.measured = 0
         self.flushes = 0
+        self.flushed_ns = 0
         self.prompts: list[str] = []
 
     def connection(self) -> Connection:
@@ -71,12 +72,13 @@ class Server:
     def cached_tokens(self, record: RequestLog, prompt: str) -> int:
         """Of a prompt: by script, or by what was asked before."""
         prefill, tokenizer = self.scenario.prefill, self.scenario.tokenizer
-        found = 0
-        if record.measured in prefill.cached_on:
-            found = int(prefill.cached_share * record.prompt_tokens)
+        found, length = 0, record.prompt_tokens
+        low, high = prefill.cached_between or (1, 0)
+        if record.measured in prefill.cached_on or low <= length <= high:
+            found = int(prefill.cached_share * length)
         elif prefill.prefix_cache:
             shared = max((shared_start(prompt, p) for p in self.prompts), default=0)
-            found = min(tokenizer.count(prompt[:shared], chat=False), record.prompt_tokens - 1)
+            found = min(tokenizer.count(prompt[:shared], chat=False), length - 1)
             found = found // _BLOCK * _BLOCK
             self.prompts = [*self.prompts[-63:], prompt]
         return found
@@ -123,10 +125,12 @@ class Playback:
             event = self.sends[self.next]
             while (now := clock()) < due:
                 pass
+            self.next += 1
+            if not event.data:
+                continue
             write(event.data)
             kept = event.data if self.server.keep_bytes else None
             self.record.sends.append(Sent(due, now, len(event.data), event.tokens, kept))
-            self.next += 1
         self.stop(self.end)
 
     def stop(self, end: End) -> None:
@@ -216,8 +220,6 @@ class Connection(asyncio.Protocol):
             refused = side_answer(server, record)
         if refused is not None:
             self.whole(record, refused)
-        elif scenario.fault.hang:
-            record.end, self.silent = "silent", True
         else:
             assert chat is not None
             self.generate(record, chat=chat)
@@ -238,6 +240,9 @@ class Connection(asyncio.Protocol):
         if stream and asked >= scenario.measured_from:
             server.measured += 1
             record.measured = server.measured
+        if fault.hang and fault.applies(record.measured):
+            record.end, self.silent = "silent", True
+            return
         record.cached_tokens = server.cached_tokens(record, prompt)
         late = fault.warm_up_s if record.measured == 1 else 0.0
         salt = zlib.crc32(prompt.encode())
@@ -252,13 +257,13 @@ class Connection(asyncio.Protocol):
         events: list[Event] = writer.events()
         end: End = "complete"
         if fault.applies(record.measured):
-            dies = record.measured is not None and record.measured == fault.die_on
+            dies = fault.dies(record.measured, record.prompt_tokens)
             events, end = break_off(events, fault, dies=dies)
             events = delay(events, fault)
         record.status = 200
         early = scenario.wire.headers == "at-once" or not events
         head = Event(0.0 if early else events[0].at_s, http.head(200, http.STREAM, length=None))
-        sends = [Event(e.at_s, http.chunk(e.data), e.tokens) for e in events]
+        sends = [Event(e.at_s, http.chunk(e.data) if e.data else b"", e.tokens) for e in events]
         if end in ("complete", "error", "closed"):
             sends.append(Event(sends[-1].at_s if sends else 0.0, http.chunk(b"")))
         self.busy = Playback(server, self, record, merge([head, *sends]), end)

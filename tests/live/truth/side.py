@@ -82,6 +82,7 @@ def side_answer(server: Server, record: RequestLog) -> Answer:
         server.flushes += 1
         if status == 200:
             server.prompts.clear()
+            server.flushed_ns = time.monotonic_ns()
         said = "Cache flushed." if status == 200 else "Flush cache failed: requests are running."
         return Answer(status, f"{said}\n".encode(), "text/plain; charset=utf-8")
     return nested(404, "Not Found", "NotFoundError")
@@ -146,9 +147,10 @@ def _sglang(server: Server) -> str:
 
 
 def _finished_steps(server: Server) -> list[int]:
-    now = time.monotonic_ns()
+    """Committed tokens of each decode step since the last flush, which resets SGLang's means."""
+    since, now = server.flushed_ns, time.monotonic_ns()
     ended = [(s.end_ns, s.committed) for r, _ in server.answers for s in r.steps[1:]]
-    return [committed for end, committed in sorted(ended) if end <= now]
+    return [committed for end, committed in sorted(ended) if since <= end <= now]
 
 
 def _last_interval(server: Server, interval: int = 40) -> tuple[float, float]:

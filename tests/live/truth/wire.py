@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.live.truth.engine import Generation
 from tests.live.truth.scenario import Scenario
@@ -21,8 +20,7 @@ _REASONING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Bytes that are due ``at_s`` after the request."""
 
     at_s: float
@@ -30,8 +28,7 @@ class Event:
     tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens that travel together: ids[start:] of the answer."""
 
     at_s: float
@@ -112,6 +109,12 @@ class Writer:
             f'"created":1790000000,"model":"{scenario.model}","choices":['
         )
         self.count = 0
+        self.total = answer.tokens
+        self.thinking = self.wire.reasoning_tokens if chat else 0
+        # Most events differ in their text alone, and are made fast.
+        self.alike = not (self.ids or self.continuous or self.wire.ping_every)
+        self.bones = [self.skeleton(thought=False), self.skeleton(thought=True)]
+        self.count = 0
 
     def frame(self, payload: str) -> bytes:
         """One event, after a comment where its turn has come."""
@@ -144,9 +147,8 @@ class Writer:
         middle = f'{{"index":0,{content},"logprobs":null,"finish_reason":{finish}{ids}}}]'
         return self.frame(f"{self.head}{middle}{tail}")
 
-    def delta(self, ids: tuple[int, ...], start: int, *, thought: bool) -> str:
-        """Some tokens as they stand in a choice."""
-        text = "".join(ESCAPED[i] for i in ids)
+    def delta(self, text: str, start: int, *, thought: bool) -> str:
+        """Escaped text as it stands in a choice."""
         if not self.chat:
             return f'"text":"{text}"'
         if thought:
@@ -165,18 +167,25 @@ class Writer:
         content = f'"delta":{{"role":"assistant"{_ROLE_CONTENT[self.wire.role_content]}}}'
         return Event(at_s, self.choice(content, 0))
 
+    def skeleton(self, *, thought: bool) -> list[str]:
+        """An event in the middle of an answer, cut where its text belongs."""
+        return self.choice(self.delta("\0", 1, thought=thought), 0).decode().split("\0")
+
     def tokens(self, chunk: Chunk) -> Iterator[Event]:
         """A chunk's events: two where the reasoning ends within it."""
-        thinking = self.wire.reasoning_tokens if self.chat else 0
-        cut = min(max(thinking - chunk.start, 0), len(chunk.ids))
-        last = chunk.start + len(chunk.ids) == self.answer.tokens and not self.wire.finish_event
+        cut = min(max(self.thinking - chunk.start, 0), len(chunk.ids))
+        last = chunk.start + len(chunk.ids) == self.total and not self.wire.finish_event
+        if self.alike and chunk.start and not last and cut in (0, len(chunk.ids)):
+            text = "".join([ESCAPED[i] for i in chunk.ids])
+            yield Event(chunk.at_s, text.join(self.bones[cut > 0]).encode(), len(chunk.ids))
+            return
         parts = [(chunk.ids[:cut], chunk.start, True), (chunk.ids[cut:], chunk.start + cut, False)]
         parts = [p for p in parts if p[0]]
         for ids, start, thought in parts:
             final = last and ids is parts[-1][0]
             shown = f',"token_ids":{_compact(ids)}' if self.ids else ""
             finish = f'"{self.answer.finish}"' if final else "null"
-            content = self.delta(ids, start, thought=thought)
+            content = self.delta("".join(ESCAPED[i] for i in ids), start, thought=thought)
             data = self.choice(content, start + len(ids), finish=finish, ids=shown)
             yield Event(chunk.at_s, data, len(ids))
 
@@ -211,7 +220,7 @@ def merge(events: list[Event]) -> list[Event]:
     for event in events:
         if found and event.at_s <= found[-1].at_s:
             both = found[-1].data + event.data
-            found[-1] = replace(found[-1], data=both, tokens=found[-1].tokens + event.tokens)
+            found[-1] = Event(found[-1].at_s, both, found[-1].tokens + event.tokens)
         else:
             found.append(event)
     return found
