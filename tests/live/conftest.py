@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 import pytest
 
 from tests.live.real import servers
-from tests.live.real.servers import Server
+from tests.live.real.process import Server
 from tests.live.real.venvs import NotMade
 
 Start = Callable[..., AbstractContextManager[Server]]
@@ -50,3 +50,5 @@ llamacpp_synth4 = _server(servers.llamacpp, speculation="draft", synth_len=4.0)
 llamacpp_synth2 = _server(servers.llamacpp, speculation="draft", synth_len=2.0)
 llamacpp_ngram = _server(servers.llamacpp, speculation="ngram", cycle=32)
 llamacpp_tied = _server(servers.llamacpp, tied=True)
+hf_serve = _server(servers.hf_serve)
+hf_serve_tied = _server(servers.hf_serve, tied=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.live.real.servers import Server, ask
+from tests.live.real.process import Server, ask
 
 ONE_AFTER_ANOTHER = "Tell me about attention, please."
 
@@ -70,16 +70,16 @@ class TestLlamaCpp:
         for server, pinned in ((llamacpp_synth4, 4.0), (llamacpp_synth2, 2.0)):
             before = counters(server, "llamacpp:spec_decode_num_")
             with server.awake():
-                *events, _ = stream(server, 2000)
+                *events, _ = stream(server, 2000, seed=1)
                 after = counters(server, "llamacpp:spec_decode_num_")
             assert len([text for text in texts(events) if text]) == 2000
             steps, accepted = (
                 after[f"{name}_total"] - before[f"{name}_total"]
                 for name in ("drafts", "accepted_tokens")
             )
-            # 500 steps or more of 0 to 7 accepted drafts each: 5 % is beyond three deviations.
+            # Which drafts are accepted hangs on the seed alone.  The prompt's step gives one token.
             assert abs(1 + accepted / steps - pinned) < 0.05 * pinned, (steps, accepted)
-            assert abs(steps + accepted - 2000) < 16
+            assert 1 + steps + accepted in (1999, 2000)
 
     def test_ngram_drafts_once_the_answer_repeats(self, llamacpp_ngram: Server) -> None:
         stream(llamacpp_ngram, 200)
@@ -89,4 +89,45 @@ class TestLlamaCpp:
         options = {"include_usage": True}
         *events, _ = stream(llamacpp_tied, 64, "chat/completions", stream_options=options)
         assert events[-1]["usage"]["completion_tokens"] == 64
+        assert "".join(texts(events)) == ""
+
+
+class TestTransformersServe:
+    def test_usage_unasked_and_no_done(self, hf_serve: Server) -> None:
+        first, *events = stream(hf_serve, 64, "chat/completions")
+        assert first["choices"][0]["delta"] == {"role": "assistant"}
+        assert events[-1]["usage"]["completion_tokens"] == 64
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        said = texts(events[:-1])
+        assert len(said) == 64
+        assert "".join(said) == hf_serve.truth.answer("".join(said), 64)
+
+    def test_completions_too(self, hf_serve: Server) -> None:
+        *events, last = stream(hf_serve, 64)
+        assert last["usage"]["completion_tokens"] == 64
+        said = "".join(texts(events))
+        assert said == hf_serve.truth.answer(said, 64)
+
+    def test_a_field_unknown_to_it_is_refused(self, hf_serve: Server) -> None:
+        message = {"role": "user", "content": "Hi"}
+        body = {"model": hf_serve.model, "messages": [message], "ignore_eos": True}
+        status, answer = ask(hf_serve.port, "/v1/chat/completions", body)
+        assert status == 422
+        assert "ignore_eos" in json.loads(answer)["detail"]
+
+    def test_routes_that_are_missing_or_fail(self, hf_serve: Server) -> None:
+        assert ask(hf_serve.port, "/metrics")[0] == 404
+        assert ask(hf_serve.port, "/v1/models")[0] == 500
+        status, answer = ask(
+            hf_serve.port, "/v1/chat/completions", {"model": "other", "messages": []}
+        )
+        assert (status, "detail" in json.loads(answer)) == (400, True)
+
+    def test_a_prompt_beyond_the_context_is_answered(self, hf_serve: Server) -> None:
+        *_, last = stream(hf_serve, 2, prompt="several words of a prompt\n" * 1100)
+        assert last["usage"]["prompt_tokens"] > 16384
+
+    def test_empty_texts_are_tokens_all_the_same(self, hf_serve_tied: Server) -> None:
+        *events, last = stream(hf_serve_tied, 64, "chat/completions")
+        assert last["usage"]["completion_tokens"] == 64
         assert "".join(texts(events)) == ""

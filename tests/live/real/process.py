@@ -1,11 +1,11 @@
 """Starts real servers as subprocesses, waits until they answer, and ends them for certain.
 
-    with llamacpp(directory, slots=2) as server:
+    with running(directory, command, truth, model, limit_s=60) as server:
         ...  # server.url, server.model, server.log_tail()
 
-Each runs on the first of this process's cores (where there are two) under supervise.py, which
-ends the whole process group when the block is left or the tests die.  A client that measures
-should keep to the other cores: ``with off_the_servers_core(): ...``.
+servers.py has the command of each kind.  A server runs on the first of this process's cores (where
+there are two) under supervise.py, which ends the whole process group when the block is left or the
+tests die.  A client that measures should keep to the other cores: ``off_the_servers_core()``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.live.real.models import Model, Spec, make
-from tests.live.real.venvs import HERE, environment
+from tests.live.real.models import Model
+from tests.live.real.venvs import HERE
 
 PORT_TAKEN = ("address already in use", "couldn't bind", "[errno 98]")
 ATTEMPTS = 4  # at a free port, in case somebody else takes it first
@@ -181,6 +181,8 @@ def _start(
 ) -> Server:
     core = str(*cores()[0]) if len(os.sched_getaffinity(0)) > 1 else "-"
     supervise = [sys.executable, "-I", str(HERE / "supervise.py"), core, *map(str, command)]
+    # Nothing is looked up, neither online nor in what the user once downloaded.
+    own = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(log.parent / "hf")}
     with log.open("w") as file:
         supervisor = subprocess.Popen(
             supervise,
@@ -188,7 +190,7 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=file,
             text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"} | variables,
+            env=os.environ | own | variables,
         )
     assert supervisor.stdout is not None
     pid = supervisor.stdout.readline()
@@ -232,31 +234,3 @@ def _end(server: Server) -> None:
     assert server.supervisor.stdin is not None
     server.supervisor.stdin.close()
     server.supervisor.wait(30)
-
-
-@contextmanager
-def llamacpp(
-    directory: Path,
-    *,
-    slots: int = 2,
-    context: int = 16384,
-    speculation: str | None = None,
-    synth_len: float | None = None,
-    n_max: int = 7,
-    ngram: tuple[int, int] = (3, 5),
-    cycle: int = 0,
-    tied: bool = False,
-    limit_s: float = 60,
-) -> Iterator[Server]:
-    """llama.cpp's server.  ``speculation``: "draft" (with itself) or "ngram"."""
-    made = environment("llamacpp")
-    model = make(Spec("gguf", cycle=cycle, tied=tied, context=context), made)
-    options = {"slots": slots, "context": context, "speculation": speculation, "n_max": n_max}
-    options |= {"draft": str(model.path) if speculation == "draft" else None, "ngram": ngram}
-    words = json.dumps(options | {"synth_len": synth_len})
-
-    def command(port: int) -> Sequence[object]:
-        return made.python, HERE / "serve_llamacpp.py", model.path, port, words
-
-    with running(directory, command, model, "tiny", limit_s) as server:
-        yield server
