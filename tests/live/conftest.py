@@ -52,3 +52,13 @@ llamacpp_ngram = _server(servers.llamacpp, speculation="ngram", cycle=32)
 llamacpp_tied = _server(servers.llamacpp, tied=True)
 hf_serve = _server(servers.hf_serve)
 hf_serve_tied = _server(servers.hf_serve, tied=True)
+vllm_plain = _server(servers.vllm)
+vllm_ngram = _server(servers.vllm, speculation="ngram", drafts=5, cycle=32)
+vllm_self_draft = _server(servers.vllm, speculation="draft", drafts=7)
+
+
+@pytest.fixture
+def vllm_to_kill(vllm_plain: Server) -> Iterator[Server]:
+    """The plain one, ended afterwards in any case; who asks for it again gets a new one."""
+    yield vllm_plain
+    vllm_plain.end()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import time
+
+import pytest
 
 from tests.live.real.process import Server, ask
 
@@ -22,6 +26,11 @@ def stream(server: Server, tokens: int, path: str = "completions", **extra: obje
     blocks = re.split(r"\r?\n\r?\n", answer.decode())
     data = [block.removeprefix("data: ") for block in blocks if block.startswith("data: ")]
     return [{} if line == "[DONE]" else json.loads(line) for line in data]
+
+
+def tokens_an_event(events: list[dict]) -> list[int]:
+    """For a stream that was asked for token ids."""
+    return [len(event["choices"][0]["token_ids"]) for event in events if event["choices"]]
 
 
 def texts(events: list[dict]) -> list[str]:
@@ -131,3 +140,80 @@ class TestTransformersServe:
         *events, last = stream(hf_serve_tied, 64, "chat/completions")
         assert last["usage"]["completion_tokens"] == 64
         assert "".join(texts(events)) == ""
+
+
+@pytest.mark.vllm
+class TestVllm:
+    ASKED = {"stream_options": {"include_usage": True}, "return_token_ids": True}  # noqa: RUF012
+
+    def test_plain_one_event_a_token_and_usage_in_its_own(self, vllm_plain: Server) -> None:
+        *events, usage, done = stream(vllm_plain, 64, **self.ASKED)
+        assert done == {}
+        assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 64)
+        assert tokens_an_event(events) == [1] * 64
+        said = "".join(texts(events))
+        assert said == vllm_plain.truth.answer(said, 64)
+        assert counters(vllm_plain, "vllm:spec_decode_num_") == {}
+
+    def test_no_usage_unless_asked(self, vllm_plain: Server) -> None:
+        events = stream(vllm_plain, 8, "chat/completions")
+        assert not any(event.get("usage") for event in events)
+        # The role has an event of its own before the first token's.
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert len(events) == 1 + 8 + 1
+
+    def test_a_prompt_too_long_is_refused(self, vllm_plain: Server) -> None:
+        body = {"model": "tiny", "prompt": "several words of a prompt\n" * 1100, "max_tokens": 1}
+        status, answer = ask(vllm_plain.port, "/v1/completions", body)
+        assert status == 400
+        assert "maximum context length is 16384" in json.loads(answer)["error"]["message"]
+
+    def test_ngram_drafts_once_the_answer_repeats(self, vllm_ngram: Server) -> None:
+        before = counters(vllm_ngram, "vllm:spec_decode_num_")
+        *events, _, _ = stream(vllm_ngram, 64, **self.ASKED)
+        # 32 tokens to go round, 3 or 4 to look up; then 5 drafts and one more a step, all right.
+        sizes = tokens_an_event(events)
+        assert sizes[:33] == [1] * 33
+        assert sizes[-5:-1] == [6] * 4
+        after = counters(vllm_ngram, "vllm:spec_decode_num_")
+        drafts, accepted = (
+            after[name] - before.get(name, 0) for name in ("drafts_total", "accepted_tokens_total")
+        )
+        assert (drafts, accepted) == (5, 25)
+
+    def test_its_own_draft_is_always_right(self, vllm_self_draft: Server) -> None:
+        before = counters(vllm_self_draft, "vllm:spec_decode_num_")
+        *events, _, _ = stream(vllm_self_draft, 64, **self.ASKED)
+        assert tokens_an_event(events) == [1, *[8] * 7, 7]
+        after = counters(vllm_self_draft, "vllm:spec_decode_num_")
+        found = {name: after[name] - before.get(name, 0) for name in after}
+        assert found["drafts_total"] == 8
+        assert found["draft_tokens_total"] == found["accepted_tokens_total"] == 56
+
+    def test_its_engine_dies_in_mid_stream(self, vllm_to_kill: Server) -> None:
+        port = vllm_to_kill.port
+        body = {"model": "tiny", "prompt": "Hi", "max_tokens": 10_000, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        lines = [response.readline() for _ in range(40)]
+        vllm_to_kill.kill_engine()
+        lines += response.read().splitlines(keepends=True)
+        connection.close()
+        *_, error, done = [line for line in lines if line.strip()]
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 500
+        assert done == b"data: [DONE]\n"
+        seen = []
+        deadline = time.monotonic() + 30
+        while "refused" not in seen and time.monotonic() < deadline:
+            try:
+                seen.append(ask(port, "/health", timeout_s=5)[0])
+            except ConnectionRefusedError:
+                seen.append("refused")
+            except (OSError, http.client.HTTPException) as fault:  # closed as it goes down
+                seen.append(repr(fault))
+            time.sleep(0.05)
+        assert 503 in seen
+        assert seen[-1] == "refused"
+        vllm_to_kill.supervisor.wait(30)

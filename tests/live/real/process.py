@@ -97,9 +97,16 @@ class Server:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def end(self) -> None:
+        """End it and wait; no harm where it has ended."""
+        assert self.supervisor.stdin is not None
+        self.supervisor.stdin.close()
+        self.supervisor.wait(30)
+
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            if not self.has_ended:
+                os.killpg(self.pid, number)
 
 
 def cores() -> tuple[set[int], set[int]]:
@@ -156,19 +163,19 @@ def running(
         try:
             _wait(server, limit_s)
         except ServerFailed as failure:
-            _end(server)
+            server.end()
             taken = any(words in str(failure).lower() for words in PORT_TAKEN)
             if taken and server.has_ended and attempt + 1 < ATTEMPTS:
                 continue
             raise
         except BaseException:
-            _end(server)
+            server.end()
             raise
         break
     try:
         yield server
     finally:
-        _end(server)
+        server.end()
 
 
 def _start(
@@ -228,9 +235,3 @@ def _wait(server: Server, limit_s: float) -> None:
     if server.has_ended:
         raise ServerFailed(f"the server ended, and another answers:\n{server.log_tail()}")
     server.started_s = time.monotonic() - started
-
-
-def _end(server: Server) -> None:
-    assert server.supervisor.stdin is not None
-    server.supervisor.stdin.close()
-    server.supervisor.wait(30)
