@@ -63,7 +63,10 @@ def error_message(obj: Any) -> str | None:
             return text
     error = obj.get("error")
     if isinstance(error, (dict, list)) and error:
-        return f"an error without a message: {_cut(json.dumps(error, default=str))}"
+        try:
+            return f"an error without a message: {_cut(json.dumps(error, default=str))}"
+        except (ValueError, RecursionError):
+            return "an error without a message"
     return None
 
 
