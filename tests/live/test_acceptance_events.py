@@ -147,6 +147,14 @@ def test_sglang_details_wherever_they_ride(names: dict[str, str], place: str) ->
     assert found.committed == 106
 
 
+def test_sglang_details_of_several_choices_are_not_one_request() -> None:
+    choice = {"index": 0, "meta_info": SGLANG}
+    assert told(from_events([{"choices": [choice]}])).steps == 43
+    found = from_events([{"choices": [choice, {**choice, "index": 1}]}])
+    assert isinstance(found, Absent)
+    assert "several choices" in found.reason
+
+
 def test_sglang_before_the_histogram() -> None:
     found = told(from_events([{"meta_info": {"spec_verify_ct": 43, "completion_tokens": 106}}]))
     assert (found.steps, found.accepted_drafts) == (43, 63)

@@ -60,9 +60,10 @@ def test_escaped_quotes_braces_and_commas_in_labels() -> None:
     [
         "# TYPE x counter\r\nx_total 5\r\n",
         "# TYPE x counter\nx_total 5",
+        "\ufeffx_total 5\n",
         "# HELP x h\n# HELP x h\n# TYPE x counter\n# TYPE x counter\nx_total 5\n",
     ],
-    ids=["crlf", "no-final-newline", "doubled-help-and-type"],
+    ids=["crlf", "no-final-newline", "bom", "doubled-help-and-type"],
 )
 def test_frames_that_are_right(text: str) -> None:
     assert scrape(text).sum("x") == 5

@@ -122,18 +122,27 @@ def _sglang(events: Sequence[Any]) -> Acceptance | Absent | None:
     in a stream is not documented, so event, usage and choices are all looked at.
     """
     for event in reversed(events):
-        for holder in (event, member(event, "usage"), *_choices(event)):
-            for details in (
-                member(holder, "sglext", "spec_tokens_details"),
-                member(holder, "meta_info"),
-            ):
-                steps = first_count(details, "spec_verify_ct")
-                if steps is not None:
-                    return _details(details, steps, event)
+        for holder in (event, member(event, "usage")):
+            details = _spec_details(holder)
+            if details is not None:
+                return _details(details, event)
+        per_choice = [d for choice in _choices(event) if (d := _spec_details(choice)) is not None]
+        if len(per_choice) > 1:
+            return Absent("spec_verify_ct of several choices: not one request's steps")
+        if per_choice:
+            return _details(per_choice[0], event)
     return None
 
 
-def _details(details: Any, steps: int, event: Any) -> Acceptance | Absent:
+def _spec_details(holder: Any) -> Any:
+    for details in (member(holder, "sglext", "spec_tokens_details"), member(holder, "meta_info")):
+        if first_count(details, "spec_verify_ct") is not None:
+            return details
+    return None
+
+
+def _details(details: Any, event: Any) -> Acceptance | Absent:
+    steps = first_count(details, "spec_verify_ct") or 0
     # The second name of each pair is the one since the rename of 2026.
     histogram = _histogram(member(details, "spec_accept_histogram"))
     if histogram is None:

@@ -98,7 +98,7 @@ def parse_metrics(reply: Reply) -> Samples | Absent:
     """The samples of one answer, or `Absent` ("metrics unavailable: ...") for anything else."""
     if not reply.ok:
         return Absent(f"metrics unavailable: HTTP {reply.status}{_hint(reply.status)}")
-    text = reply.text
+    text = reply.text.removeprefix("\ufeff")
     if "html" in reply.content_type or text.lstrip()[:1] in ("<", "{", "["):
         return Absent("metrics unavailable: the answer is a page or JSON, no Prometheus text")
     try:

@@ -174,15 +174,12 @@ def _llamacpp(answers: Answers, facts: ServerFacts) -> ServerFacts:
     speculative: Fact | Absent = Absent(answers.why_not("/slots"))
     if any("speculative" in slot for slot in slots):
         # /props says "none" while a draft model runs; the slots know.
-        speculative = Fact(
-            {
-                "speculative": any(slot.get("speculative") is True for slot in slots),
-                "types": sorted(
-                    {str(t) for s in slots if (t := member(s, "params", "speculative.types"))}
-                ),
-            },
-            "/slots [].speculative",
-        )
+        drafting: dict[str, Any] = {"speculative": any(s.get("speculative") is True for s in slots)}
+        # A slot shows its settings once it has had a request.
+        types = {str(t) for s in slots if (t := member(s, "params", "speculative.types"))}
+        if types:
+            drafting["types"] = sorted(types)
+        speculative = Fact(drafting, "/slots [].speculative")
     return replace(
         facts,
         version=as_text(answers.fact("/props", "build_info")),
