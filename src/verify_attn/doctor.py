@@ -66,6 +66,14 @@ def _nvcc() -> str:
     return lines[-1] if lines else f"{nvcc} says nothing"
 
 
+def _interpreter_fault(name: str) -> str | None:
+    if not name.startswith("triton-"):
+        return None
+    from verify_attn.kernels.triton_common import interpreter_fault
+
+    return interpreter_fault()
+
+
 def _kernels() -> list[tuple[str, str]]:
     from verify_attn.kernels.base import KernelError
     from verify_attn.kernels.registry import load
@@ -76,6 +84,10 @@ def _kernels() -> list[tuple[str, str]]:
             kernel = load(name)
         except KernelError as error:
             lines.append((name, f"cannot run: {str(error).splitlines()[0]}"))
+            continue
+        fault = _interpreter_fault(name)
+        if fault:
+            lines.append((name, f"cannot run: {fault}"))
             continue
         dtypes = kernel.capabilities.dtypes
         names = [str(d).removeprefix("torch.") for d in dtypes] if dtypes else ["any dtype"]

@@ -111,7 +111,7 @@ def test_no_kernel(user, kernel, says, trace):
         ),
         ("hangs", ["the kernel's process hung: no answer in 3 s"]),
         ("crashes", ["the kernel's process died of SIGSEGV", "in crashes"]),
-        ("resizes", ["changed out from torch.float", "it must write in place"]),
+        ("resizes", ["changed out from torch.", "it must write in place"]),
         ("other_type", ["to torch.float64", "it must write in place"]),
         ("returns", ["still holds what stood there before the run"]),
     ],

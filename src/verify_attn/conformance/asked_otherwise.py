@@ -15,6 +15,7 @@ from verify_attn.conformance.trial import (
     NotApplicable,
     Output,
     Trial,
+    judge_dtype,
     poisoned_outputs,
 )
 
@@ -96,14 +97,17 @@ def _chain_is_causal(trial: Trial) -> None:
     n, p = len(content.visible), len(content.prefix)
     chain = Content(content.q, content.prefix, content.nodes, np.tril(np.ones((n, n), bool)))
     batch = trial.arrange([chain], trial.case.arrangement.changed(shared_pages=0))
-    latent = batch.geometry.latent_dim
-    k = torch.cat([content.prefix, content.nodes]).float().expand(batch.geometry.heads, -1, -1)
-    q = content.q.float().transpose(0, 1)
-    causal = torch.ones(n, p + n, dtype=torch.bool, device=q.device).tril(p)
+    dtype = judge_dtype(content.q.dtype)
+    k = torch.cat([content.prefix, content.nodes]).to(dtype)
+    v = k[:, : batch.geometry.latent_dim]
+    causal = torch.ones(n, p + n, dtype=torch.bool, device=k.device).tril(p)
+    right = torch.empty(n, batch.geometry.heads, v.shape[1], dtype=dtype, device=k.device)
     with sdpa_kernel(SDPBackend.MATH):  # its other backends are kernels that may be wrong too
-        right = scaled_dot_product_attention(
-            q[None], k[None], k[None, ..., :latent], attn_mask=causal, scale=batch.softmax_scale
-        )[0].transpose(0, 1)
+        for head in range(batch.geometry.heads):  # all at once would hold a copy of k for each
+            right[:, head] = scaled_dot_product_attention(
+                content.q[None, :, head].to(dtype), k[None], v[None],
+                attn_mask=causal, scale=batch.softmax_scale,
+            )[0]  # fmt: skip
     known = trial.judge(batch)
     like = known.rows(slice(None), out=right)
     trial.compare(trial.run(batch), like, batch, "a chain differs from causal attention")

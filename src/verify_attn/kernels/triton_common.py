@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -49,8 +51,35 @@ def pick(tiles: dict[tuple[int, int], Tile], arch: tuple[int, int]) -> Tile:
     return tiles[known[-1]]
 
 
+@triton.jit
+def _count(length, out):
+    for i in range(0, tl.load(length)):
+        tl.store(out + i, 1)
+
+
+@cache
+def interpreter_fault() -> str | None:
+    """Why Triton's interpreter can run no kernel of ours here, or None if it can.
+
+    That of Triton 3.6 fails at a loop of a loaded length if numpy is 2.4 or newer; such a failure
+    must not be told as the kernel's.
+    """
+    if not INTERPRETED:
+        return None
+    length, out = torch.tensor([3], dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    try:
+        _count[(1,)](length, out)
+    except Exception as error:
+        versions = f"Triton {triton.__version__} with numpy {np.__version__}"
+        return f"the interpreter of {versions} cannot loop: {error}; try another of the two"
+    return None
+
+
 def refuses(capabilities: Capabilities, batch: VerifyBatch) -> str | None:
     """What the Triton kernels cannot take, on a GPU or in the interpreter."""
+    fault = interpreter_fault()
+    if fault:
+        return fault
     if INTERPRETED and batch.q.dtype not in INTERPRETER_DTYPES:
         return (
             f"{str(batch.q.dtype).removeprefix('torch.')} in the Triton interpreter computes "
