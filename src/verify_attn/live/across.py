@@ -21,6 +21,11 @@ FLAT_GROWTH = 1.3
 ACCEPTANCE_FALL = 1.4
 SUPERLINEAR = 1.35  # exponent of a step's time
 SUPERQUADRATIC = 2.25  # exponent of prefill: the attention of a prompt is quadratic, no more
+# Where the quadratic part of prefill passes the linear one: near 50,000 tokens by the arithmetic of
+# models of 7B to 1T parameters.
+EARLY_CROSSOVER = 12_000
+QUADRATIC_SHARE = 0.6
+WARM_UP = 2.0  # times the prefill of a longer prompt
 CACHE_HIT = 0.25  # of the time that the others' fit says
 NEAR_LIMIT = 0.3  # of the memory's rate: reading the KV this fast is physics, not a fault
 
@@ -118,12 +123,12 @@ def split(
 def overview(points: list[Point], kv: KvRead | None) -> Overview:
     """Causes that show over the contexts of one concurrency; ``points`` in any order."""
     points = [p for p in points if p.usable and not isinstance(p.context, Absent)]
-    points.sort(key=_context)
-    findings: list[Finding] = []
     hits = _cache_hits(points)
-    findings += hits
-    hit_ids = {name for finding in hits for name in finding.points}
-    prefill = [p for p in points if p.name not in hit_ids and not _said_cached(p)]
+    warm_up = _warm_up(points, points[0] if points and not hits else None)
+    points.sort(key=_context)
+    findings = [*hits, *warm_up]
+    left_out = {name for finding in findings for name in finding.points}
+    prefill = [p for p in points if p.name not in left_out and not _said_cached(p)]
     prefill_fit, slow = _prefill(prefill)
     step_fit, shape, steps = _step_time(points, kv)
     findings += [*slow, *steps, *_acceptance(points)]
@@ -173,12 +178,43 @@ def _prefill(points: list[Point]) -> tuple[Fit | None, list[Finding]]:
     seconds = np.array([t for _, t in timed])
     curve = fit(n, seconds)
     steep = steepness(n, seconds)
-    if curve is None or steep is None or steep < SUPERQUADRATIC or len(timed) < 3:
+    if curve is None or steep is None or len(timed) < 3:
         return curve, []
-    before = fit(n[:-1], seconds[:-1])
-    said = "" if before is None else f"; the shorter prompts' fit says {before.at(n[-1]):.3g} s"
-    text = f"{seconds[-1]:.3g} s for {int(n[-1]):,} tokens, growing with power {steep:.1f}{said}"
-    return curve, [Finding("prefill-superlinear", MEDIUM, text, (timed[-1][0].name,))]
+    longest, name = n[-1], timed[-1][0].name
+    if steep >= SUPERQUADRATIC:
+        before = fit(n[:-1], seconds[:-1])
+        said = (
+            "" if before is None else f"; the shorter prompts' fit says {before.at(longest):.3g} s"
+        )
+        text = (
+            f"{seconds[-1]:.3g} s for {longest:,.0f} tokens, growing with power {steep:.1f}{said}"
+        )
+        return curve, [Finding("prefill-superlinear", MEDIUM, text, (name,))]
+    share = curve.shares_at(longest)[2]
+    crossover = curve.linear_s / curve.quadratic_s if curve.quadratic_s else np.inf
+    if share >= QUADRATIC_SHARE and crossover < EARLY_CROSSOVER and len(timed) >= 4:
+        text = (
+            f"{share:.0%} of the {seconds[-1]:.3g} s for {longest:,.0f} tokens grows with the "
+            f"square of the length, which passes the linear part at {crossover:,.0f} tokens; for "
+            "most models that is near 50,000"
+        )
+        return curve, [Finding("prefill-superlinear", LOW, text, (name,))]
+    return curve, []
+
+
+def _warm_up(points: list[Point], first: Point | None) -> list[Finding]:
+    """The first answer of the sweep, slower to its first token than longer prompts after it."""
+    if first is None or isinstance(first.context, Absent):
+        return []
+    own = first.trials[0].measurement.first_token_s
+    longer = [t for p in points if _context(p) > first.context and (t := _prefill_time(p))]
+    if isinstance(own, Absent) or not longer or own < WARM_UP * min(longer):
+        return []
+    text = (
+        f"{own:.3g} s to the first token of {first.context:,} tokens in the first request, "
+        f"{min(longer):.3g} s for a longer prompt after it"
+    )
+    return [Finding("warm-up", MEDIUM, text, (first.name,))]
 
 
 def _step_time(

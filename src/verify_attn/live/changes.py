@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import ruptures
@@ -11,6 +13,7 @@ from scipy import stats
 from verify_attn.live.tokens import Floats
 
 MIN_SEGMENT = 20
+MIN_THIRD = 10  # steps
 # A sweep makes some hundred such tests: this keeps a false alarm to one sweep in thousands.
 SIGNIFICANT = 1e-5
 _MAX_POINTS = 3000  # of a series given to the search, which is quadratic at worst
@@ -30,31 +33,51 @@ class Change:
         return self.after / self.before
 
 
-def drift(values: Floats) -> tuple[float, float] | None:
-    """(ratio, p) of the last third's mean to the first third's; None for a short series.
+@dataclass(frozen=True)
+class Drift:
+    """A series' typical value early and late, and the p value of a Mann-Whitney test of the two,
+    which no outlier moves."""
 
-    The p value is that of a Mann-Whitney test, which no outlier moves.
+    early: float
+    late: float
+    p: float
+
+    @property
+    def ratio(self) -> float:
+        """Late over early."""
+        return self.late / self.early if self.early > 0 else 1.0
+
+    @property
+    def significant(self) -> bool:
+        """Is it no accident?"""
+        return self.p < SIGNIFICANT
+
+
+def committed_drift(tokens: Floats) -> Drift | None:
+    """Mean committed tokens of the steps that made the first and the last third of the tokens.
+
+    By tokens and not by steps: where few are committed there are many steps, and they would
+    fill the first third as well.
     """
-    third = len(values) // 3
-    if third < 10:
+    got = np.cumsum(tokens)
+    if len(tokens) == 0:
         return None
-    first, last = values[:third], values[-third:]
-    if first.mean() <= 0 or np.ptp(values) == 0:
+    first = tokens[: int(np.searchsorted(got, got[-1] / 3)) + 1]
+    last = tokens[int(np.searchsorted(got, got[-1] * 2 / 3)) :]
+    return _compare(first, last, np.mean)
+
+
+def time_drift(seconds: Floats) -> Drift | None:
+    """Median step time in the first and the last third: one pause says nothing about the steps."""
+    third = len(seconds) // 3
+    return _compare(seconds[:third], seconds[-third:], np.median) if third else None
+
+
+def _compare(first: Floats, last: Floats, typical: Callable[[Floats], Any]) -> Drift | None:
+    if min(len(first), len(last)) < MIN_THIRD or np.ptp(np.concatenate((first, last))) == 0:
         return None
     p = float(stats.mannwhitneyu(first, last, alternative="two-sided").pvalue)
-    return float(last.mean() / first.mean()), p
-
-
-def typical_drift(values: Floats) -> tuple[float, float] | None:
-    """As `drift`, with medians: for times, where one pause says nothing about the steps."""
-    found = drift(values)
-    if found is None:
-        return None
-    third = len(values) // 3
-    before = float(np.median(values[:third]))
-    if before <= 0:
-        return None
-    return float(np.median(values[-third:])) / before, found[1]
+    return Drift(float(typical(first)), float(typical(last)), p)
 
 
 def changes(values: Floats, *, log: bool) -> list[Change]:

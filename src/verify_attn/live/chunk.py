@@ -7,9 +7,10 @@ The shapes are those of OpenAI's API and of what SGLang, vLLM, llama.cpp, Tensor
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
+
+from verify_attn.live.server.errors import error_message
 
 DONE = "[DONE]"
 
@@ -56,20 +57,10 @@ def count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def error_message(body: Any) -> str | None:
-    """The message of an error object, in any of the known forms; None if it is no error."""
-    if not isinstance(body, dict):
-        return None
-    error = body.get("error")
-    if isinstance(error, dict):
-        return _text(error.get("message")) or json.dumps(error)[:500]
-    if isinstance(error, str) and error:
-        return error
-    if body.get("object") == "error" or ("message" in body and "choices" not in body):
-        return _text(body.get("message")) or json.dumps(body)[:500]
-    if "detail" in body and "choices" not in body:
-        detail = body["detail"]
-        return detail if isinstance(detail, str) and detail else json.dumps(detail)[:500]
+def error_in(body: dict[str, Any]) -> str | None:
+    """The server's words in an event that is an error, in any engine's form; else None."""
+    if body.get("error") or ("choices" not in body and not body.get("usage")):
+        return error_message(body)
     return None
 
 

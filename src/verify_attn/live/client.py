@@ -15,8 +15,9 @@ from typing import Any
 import httpcore2
 
 from verify_attn import __version__
-from verify_attn.live.chunk import Chunk, error_message
+from verify_attn.live.chunk import Chunk
 from verify_attn.live.reply import Reply, Unreachable
+from verify_attn.live.server.errors import error_message
 from verify_attn.live.stream import Stream
 from verify_attn.live.target import Target
 from verify_attn.live.wire import StampedBackend, StampedStream

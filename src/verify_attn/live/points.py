@@ -37,14 +37,18 @@ class Trial:
 
     @property
     def committed_per_step(self) -> float | Absent:
-        """From the server's counts of this request where there are any, else as seen here."""
-        if isinstance(self.acceptance, Acceptance) and self.acceptance.scope != "since start":
-            said = self.acceptance.committed_per_step
-            if said is not None:
-                return said
+        """From the server's counts of this request where there are any, else as seen here.
+
+        A gauge or a log line covers some other stretch of time, so it comes last.
+        """
+        seen = self.measurement.committed_per_step
         if any(finding.cause == "chunk-interval" for finding in self.findings):
-            return Absent("the server's chunks are not its steps")
-        return self.measurement.committed_per_step
+            seen = Absent("the server's chunks are not its steps")
+        if isinstance(self.acceptance, Absent):
+            return seen
+        said = self.acceptance.committed_per_step
+        counted = self.acceptance.scope in ("request", "interval")
+        return said if said is not None and (counted or isinstance(seen, Absent)) else seen
 
     @property
     def step_ms(self) -> float | Absent:

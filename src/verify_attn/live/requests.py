@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verify_attn.live.client import Answer
-from verify_attn.live.server import context_overflow
+from verify_attn.live.server.errors import context_overflow
 from verify_attn.live.stream import Stream
 from verify_attn.live.target import ENDPOINTS
 

@@ -21,6 +21,7 @@ MIN_GAP_RATIO = 6.0  # between the gaps of two steps and those inside one, as me
 MAX_COMMITTED_MEAN = 10.0
 CLOCK_GRAIN_S = 1e-5  # gaps below are alike: the time that one read takes
 MIN_BURST_MEAN = 1.5  # events that shared a read now and then are no speculation
+MAX_BURST_EVENTS = 32  # deeper than any draft tree commits
 MIN_EVENTS = 32  # fewer say nothing about buffering
 
 
@@ -65,7 +66,8 @@ def find_steps(timeline: Timeline, stream: Stream) -> Steps:
     threshold = burst_threshold(np.diff(timeline.t_s[starts]))
     if threshold is not None:
         starts = starts[np.diff(timeline.t_s[starts], prepend=-np.inf) > threshold]
-    if events < MIN_BURST_MEAN * len(starts):
+    largest = int(np.diff(starts, append=events).max())
+    if events < MIN_BURST_MEAN * len(starts) or largest > MAX_BURST_EVENTS:
         return Steps(timeline.t_s, timeline.tokens, "events")
     t_s, tokens = _grouped(timeline, starts)
     return Steps(t_s, tokens, "bursts")

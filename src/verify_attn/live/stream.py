@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from verify_attn.live.chunk import DONE, Chunk, Usage, error_message, parse_chunk
+from verify_attn.live.chunk import DONE, Chunk, Usage, error_in, parse_chunk
 from verify_attn.live.sse import Decoder, Event
 
 MAX_KEPT_EVENTS = 200  # of those that carry more than text: final statistics, errors
@@ -134,7 +134,7 @@ class Stream:
         if not isinstance(body, dict):
             self._malformed(event, data)
             return None
-        message = error_message(body)
+        message = error_in(body)
         if message is not None or event.type == "error":
             self._fail(f"the server sent an error inside the stream: {message or data[:500]}")
             self._keep(body)

@@ -7,7 +7,7 @@ import numpy as np
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance.model import Acceptance
 from verify_attn.live.causes import HIGH, LOW, MEDIUM, Finding
-from verify_attn.live.changes import SIGNIFICANT, changes, drift, largest, typical_drift
+from verify_attn.live.changes import changes, committed_drift, largest, time_drift
 from verify_attn.live.measure import Measurement, arrived_whole
 from verify_attn.live.stream import FAILED, TRUNCATED
 from verify_attn.live.tokens import TEXT_SHARE
@@ -15,7 +15,8 @@ from verify_attn.live.tokens import TEXT_SHARE
 ACCEPTANCE_DRIFT = 1.25  # first third over last
 STEP_DRIFT = 1.2  # last third over first
 LONG_GAP = 10.0  # times the median gap ...
-LONG_GAP_SHARE = 0.1  # ... and of the whole time of decoding
+LONG_GAP_SHARE = 0.15  # ... of the whole time of decoding ...
+LONG_GAP_S = 0.25  # ... and long enough to be more than a busy machine's hiccup
 CATCH_UP = 3.0  # how much faster than usual held-back tokens come
 SAME_COUNT_SHARE = 0.9
 MIN_CACHED_TOKENS = 64  # a chat template's own head may be cached in every request
@@ -48,13 +49,17 @@ def diagnose_answer(
 
 def _ending(m: Measurement, asked_tokens: int | None) -> list[Finding]:
     if m.outcome == FAILED:
-        stalled = m.reason.startswith(("stalled", "no token within"))
-        return [Finding("stall" if stalled else "request-failed", HIGH, m.reason)]
+        cause = "request-failed"
+        if m.reason.startswith(("stalled", "no token within")):
+            cause = "stall"
+        elif m.reason.startswith("the connection broke"):
+            cause = "stream-truncated"
+        return [Finding(cause, HIGH, m.reason)]
     if m.outcome == TRUNCATED:
         return [Finding("stream-truncated", HIGH, m.reason)]
     if isinstance(m.completion_tokens, Absent):
-        cause = [Finding("usage-missing", HIGH, m.completion_tokens.reason)]
-        return cause if m.outcome == "complete" else []
+        missing = [Finding("usage-missing", HIGH, m.completion_tokens.reason)]
+        return missing if m.outcome == "complete" else []
     stopped = m.finish not in (None, "length") and m.outcome == "complete"
     if asked_tokens is not None and stopped and m.completion_tokens < asked_tokens:
         text = f"{m.completion_tokens} of {asked_tokens} tokens, finish reason {m.finish!r}"
@@ -114,7 +119,7 @@ def _pauses(m: Measurement) -> list[Finding]:
         return [held]
     i = int(np.argmax(gaps))
     span = float(t_s[-1] - t_s[0])
-    if gaps[i] < max(LONG_GAP * usual, LONG_GAP_SHARE * span):
+    if gaps[i] < max(LONG_GAP * usual, LONG_GAP_SHARE * span, LONG_GAP_S):
         return []
     pause = f"{gaps[i]:.3g} s between steps {i + 1} and {i + 2}, {gaps[i] / usual:.0f} times usual"
     # As many steps as the pause had time for, coming after it far faster than usual.
@@ -142,12 +147,15 @@ def _held_from_start(m: Measurement) -> Finding | None:
     half = len(t_s) // 2
     later = float(tokens[half + 1 :].sum()) / float(t_s[-1] - t_s[half])
     got = np.cumsum(tokens)
-    fast = max(1, int(np.argmax(got >= 0.05 * got[-1])))
-    seconds = float(t_s[fast] - t_s[0])
-    early = float(got[fast] - got[0]) / seconds if seconds > 0 else np.inf
+    fast = max(8, int(np.argmax(got >= 0.05 * got[-1])))
+    early = float(got[fast] - got[0]) / max(float(t_s[fast] - t_s[0]), 1e-4)
     # The steady line of the second half, drawn back, would have begun before the first token.
     ahead_s = float(got[half]) / later - float(t_s[half] - t_s[0])
-    if early < LONG_GAP * later or not LONG_GAP_SHARE * t_s[half] < ahead_s < m.first_token_s:
+    if (
+        early < LONG_GAP * later
+        or not LONG_GAP_SHARE * t_s[half] < ahead_s < m.first_token_s
+        or (ahead_s < LONG_GAP_S)
+    ):
         return None
     return Finding(
         "stall-then-burst", MEDIUM,
@@ -161,13 +169,11 @@ def _acceptance(m: Measurement) -> list[Finding]:
     if isinstance(tokens, Absent):
         return []
     series = tokens[1:-1]
-    found = drift(series)
-    if found is None or found[0] * ACCEPTANCE_DRIFT > 1 or found[1] > SIGNIFICANT:
+    found = committed_drift(series)
+    if found is None or not found.significant or found.ratio * ACCEPTANCE_DRIFT > 1:
         return []
-    third = len(series) // 3
     text = (
-        f"committed tokens a step fall from {series[:third].mean():.2f} to "
-        f"{series[-third:].mean():.2f} within the answer"
+        f"committed tokens a step fall from {found.early:.2f} to {found.late:.2f} within the answer"
     )
     change = largest(changes(series, log=False))
     if change is not None and change.ratio < 1:
@@ -180,13 +186,12 @@ def _acceptance(m: Measurement) -> list[Finding]:
 
 def _step_time(m: Measurement) -> list[Finding]:
     gaps = np.diff(m.steps.t_s)
-    found = typical_drift(gaps)
-    if found is None or found[0] < STEP_DRIFT or found[1] > SIGNIFICANT:
+    found = time_drift(gaps)
+    if found is None or not found.significant or found.ratio < STEP_DRIFT:
         return []
-    third = len(gaps) // 3
     text = (
-        f"step time grows from {np.median(gaps[:third]) * 1e3:.1f} to "
-        f"{np.median(gaps[-third:]) * 1e3:.1f} ms within the answer"
+        f"step time grows from {found.early * 1e3:.1f} to {found.late * 1e3:.1f} ms within the "
+        "answer"
     )
     change = largest(changes(gaps, log=True))
     if change is not None and change.ratio > 1 and not isinstance(m.steps.tokens, Absent):

@@ -1,0 +1,184 @@
+"""A whole sweep: session, points, repeats for what is undecided, diagnosis, record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verify_attn.live.absent import Absent
+from verify_attn.live.acceptance import LogTail
+from verify_attn.live.across import KvRead, Overview, Split, overview, split
+from verify_attn.live.case import case_of, reads_of
+from verify_attn.live.causes import Finding
+from verify_attn.live.client import Client
+from verify_attn.live.floors import Floor
+from verify_attn.live.points import Point
+from verify_attn.live.saved import SavedRun
+from verify_attn.live.session import Session
+from verify_attn.live.settings import Settings
+from verify_attn.live.sweep import NO_LOG, Progress, Sweep
+from verify_attn.live.target import Target
+from verify_attn.live.verdict import Verdict, judge
+from verify_attn.record import new_record
+
+MAX_REPEATS = 20  # of one undecided point
+
+
+@dataclass
+class Run:
+    """Everything that a front end shows: fed by `go`, complete even where that is interrupted."""
+
+    target: Target
+    settings: Settings
+    floors: list[Floor] = field(default_factory=list)
+    saved: SavedRun | None = None
+    kv: KvRead | None = None
+    session: Session | None = None
+    sweep: Sweep | None = None
+
+    async def go(self, watch: Callable[[Progress], None]) -> None:
+        """Measure.  Raises `session.Dead` and `session.Unusable` before the first point."""
+        began = time.monotonic()
+        watch(Progress("server", "first requests"))
+        self.session = await Session.open(Client(self.target), self.settings)
+        log = self.settings.log
+        self.sweep = Sweep(
+            self.session,
+            watch,
+            log=Absent("no log was named") if log is None else LogTail.open(log),
+        )
+        try:
+            await self.sweep.run()
+            while time.monotonic() - began < self.settings.budget_s and not self.died:
+                undecided = [
+                    p for p in self.points
+                    if self.verdict(p).undecided
+                    and len({t.repeat for t in p.trials}) < MAX_REPEATS
+                ]  # fmt: skip
+                if not undecided:
+                    break
+                for point in undecided:
+                    if not self.died:
+                        await self.sweep.measure(point)
+        finally:
+            if not isinstance(self.sweep.log, Absent):
+                self.sweep.log.close()
+
+    @property
+    def points(self) -> list[Point]:
+        """The points so far."""
+        return [] if self.sweep is None else self.sweep.points
+
+    @property
+    def model(self) -> str:
+        """The model that is asked for."""
+        return "" if self.session is None else self.session.dialect.model
+
+    @property
+    def died(self) -> bool:
+        """Did the server die?"""
+        return self.sweep is not None and self.sweep.died is not None
+
+    def verdict(self, point: Point) -> Verdict:
+        """Status and reason of a point."""
+        return judge(
+            point, self.points, self.floors, self.model, self.saved,
+            self.settings.window_tokens, self.settings.request is not None,
+        )  # fmt: skip
+
+    def overview(self, concurrency: int) -> Overview:
+        """What the points of one concurrency say together."""
+        return overview([p for p in self.points if p.concurrency == concurrency], self.kv)
+
+    def findings(self) -> list[Finding]:
+        """Every cause of the run, those of single answers with the points that show them."""
+        found: list[Finding] = [] if self.session is None else list(self.session.findings)
+        for concurrency in dict.fromkeys(self.settings.concurrency):
+            found += self.overview(concurrency).findings
+        for point in self.points:
+            seen: set[str] = set()
+            for finding in [*point.findings, *(f for t in point.trials for f in t.findings)]:
+                if finding.cause not in seen:
+                    seen.add(finding.cause)
+                    found.append(
+                        Finding(finding.cause, finding.confidence, finding.evidence, (point.name,))
+                    )
+        return found
+
+    def splits(self, point: Point) -> list[Split]:
+        """The point's rate against the shortest context and against the saved run."""
+        if not point.usable:
+            return []
+        same = [p for p in self.points if p.concurrency == point.concurrency and p.usable]
+        shortest = min(same, key=lambda p: p.asked_context)
+        found: list[Split | Absent] = []
+        if shortest is not point:
+            rate, committed, step = (
+                shortest.decode_tok_s, shortest.committed_per_step, shortest.step_ms,
+            )  # fmt: skip
+            if not any(isinstance(value, Absent) for value in (rate, committed, step)):
+                numbers = [float(v) for v in (rate, committed, step) if not isinstance(v, Absent)]
+                found.append(split(point, shortest.name, *numbers))
+        if self.saved is not None and not isinstance(point.context, Absent):
+            near = self.saved.near(point.context, point.concurrency)
+            if near is not None:
+                found.append(
+                    split(point, self.saved.name, near.decode_tok_s, near.committed, near.step_ms)
+                )
+        return [s for s in found if not isinstance(s, Absent)]
+
+    def record(self, command: Sequence[str]) -> dict[str, Any]:
+        """The run record; the API key appears nowhere in it."""
+        record = new_record(command)
+        record["cases"] = [
+            case_of(p, self.verdict(p), self.splits(p), self.settings.corpus) for p in self.points
+        ]
+        record["findings"] = [finding.as_json() for finding in self.findings()]
+        record["overview"] = {
+            str(c): self.overview(c).as_json() for c in dict.fromkeys(self.settings.concurrency)
+        }
+        record["server"] = self._server()
+        if self.sweep is not None and self.settings.keep_reads:
+            record["reads"] = [{"case": n, **reads_of(a)} for n, a in self.sweep.answers]
+        scrubbed = _scrub(record, self.target)
+        assert isinstance(scrubbed, dict)
+        return scrubbed
+
+    def _server(self) -> dict[str, Any]:
+        if self.session is None:
+            return {"url": self.target.root}
+        session = self.session
+        overhead, rate = session.calibration.line
+        server: dict[str, Any] = {
+            "url": self.target.root,
+            "model": session.dialect.model,
+            "endpoint": session.dialect.endpoint,
+            "facts": session.facts.as_record(),
+            "extras_sent": list(session.dialect.extras),
+            "extras_refused": session.dialect.refused,
+            "granted": session.grants,
+            "calibration": {
+                "overhead_tokens": overhead, "tokens_per_char": rate,
+                "requests": len(session.calibration.seen),
+            },
+            "notes": list(session.notes),
+        }  # fmt: skip
+        if self.sweep is not None:
+            server["died_at"] = self.sweep.died
+            if self.sweep.flush_note:
+                server["notes"].append(self.sweep.flush_note)
+            if isinstance(self.sweep.log, Absent):
+                server["notes"].append(self.sweep.log.reason)
+        return server
+
+
+def _scrub(value: Any, target: Target) -> Any:
+    if isinstance(value, str):
+        return target.scrub(value)
+    if isinstance(value, dict):
+        return {target.scrub(str(k)): _scrub(v, target) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_scrub(v, target) for v in value]
+    return value
