@@ -1,6 +1,7 @@
 """Real servers, each started when the first test asks for it and stopped between tests.
 
-A test gets a ``tests.live.real.servers.Server``: ``url``, ``model``, ``pid``, ``log``, ``truth``.
+A test gets a ``tests.live.real.process.Server``: ``url``, ``model``, ``pid``, ``log``, and as
+``truth`` and ``draft`` what it must answer and how many drafts it accepts (see models.py).
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def _server(kind: Start, **options: object) -> Callable[..., Iterator[Server]]:
 llamacpp = _server(servers.llamacpp)
 llamacpp_synth4 = _server(servers.llamacpp, speculation="draft", synth_len=4.0)
 llamacpp_synth2 = _server(servers.llamacpp, speculation="draft", synth_len=2.0)
+llamacpp_self_draft = _server(servers.llamacpp, speculation="draft")
+# Right for over 150 tokens, then wrong for as many, and so on.
+llamacpp_half_draft = _server(servers.llamacpp, speculation="draft", draft_knows=0.5)
 llamacpp_ngram = _server(servers.llamacpp, speculation="ngram", cycle=32)
 llamacpp_tied = _server(servers.llamacpp, tied=True)
 hf_serve = _server(servers.hf_serve)

@@ -55,7 +55,7 @@ class TestLlamaCpp:
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         said = [text for text in texts(events) if text]
         assert len(said) == 64
-        assert "".join(said) == llamacpp.truth.answer("".join(said), 64)
+        assert llamacpp.truth.ids("".join(said), 64)
 
     def test_chat_has_usage_in_an_event_of_its_own(self, llamacpp: Server) -> None:
         options = {"include_usage": True}
@@ -90,6 +90,21 @@ class TestLlamaCpp:
             assert abs(1 + accepted / steps - pinned) < 0.05 * pinned, (steps, accepted)
             assert 1 + steps + accepted in (1999, 2000)
 
+    def test_acceptance_is_known_step_by_step(
+        self, llamacpp_self_draft: Server, llamacpp_half_draft: Server
+    ) -> None:
+        for server in (llamacpp_self_draft, llamacpp_half_draft):
+            with server.awake():
+                *events, _ = stream(server, 700)
+            ids = server.truth.ids("".join(texts(events)), 700)
+            assert ids
+            assert server.draft
+            _, *steps = server.truth.steps(server.draft, ids, 7)
+            # What a last step has no room for is not counted as accepted.
+            accepted = events[-1]["timings"]["draft_n_accepted"]
+            assert accepted == sum(steps) - len(steps)
+            assert (max(steps), min(steps[:-1])) == (8, 8 if server is llamacpp_self_draft else 1)
+
     def test_ngram_drafts_once_the_answer_repeats(self, llamacpp_ngram: Server) -> None:
         stream(llamacpp_ngram, 200)
         assert counters(llamacpp_ngram, "llamacpp:spec_decode_num_")["accepted_tokens_total"] > 50
@@ -109,13 +124,12 @@ class TestTransformersServe:
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         said = texts(events[:-1])
         assert len(said) == 64
-        assert "".join(said) == hf_serve.truth.answer("".join(said), 64)
+        assert hf_serve.truth.ids("".join(said), 64)
 
     def test_completions_too(self, hf_serve: Server) -> None:
         *events, last = stream(hf_serve, 64)
         assert last["usage"]["completion_tokens"] == 64
-        said = "".join(texts(events))
-        assert said == hf_serve.truth.answer(said, 64)
+        assert hf_serve.truth.ids("".join(texts(events)), 64)
 
     def test_a_field_unknown_to_it_is_refused(self, hf_serve: Server) -> None:
         message = {"role": "user", "content": "Hi"}
@@ -151,8 +165,7 @@ class TestVllm:
         assert done == {}
         assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 64)
         assert tokens_an_event(events) == [1] * 64
-        said = "".join(texts(events))
-        assert said == vllm_plain.truth.answer(said, 64)
+        assert vllm_plain.truth.ids("".join(texts(events)), 64)
         assert counters(vllm_plain, "vllm:spec_decode_num_") == {}
 
     def test_no_usage_unless_asked(self, vllm_plain: Server) -> None:
@@ -184,7 +197,13 @@ class TestVllm:
     def test_its_own_draft_is_always_right(self, vllm_self_draft: Server) -> None:
         before = counters(vllm_self_draft, "vllm:spec_decode_num_")
         *events, _, _ = stream(vllm_self_draft, 64, **self.ASKED)
-        assert tokens_an_event(events) == [1, *[8] * 7, 7]
+        sizes = tokens_an_event(events)
+        assert sizes == [1, *[8] * 7, 7]
+        truth, draft = vllm_self_draft.truth, vllm_self_draft.draft
+        ids = truth.ids("".join(texts(events)), 64)
+        assert ids
+        assert draft
+        assert truth.steps(draft, ids, 7) == sizes
         after = counters(vllm_self_draft, "vllm:spec_decode_num_")
         found = {name: after[name] - before.get(name, 0) for name in after}
         assert found["drafts_total"] == 8

@@ -9,7 +9,8 @@ Weights are random, but for two things that are planted:
 
 - The output row of a token's successor is that token's embedding, so a greedy answer follows the
   successors, by a margin that no rounding bridges.  They run in cycles of ``cycle`` printable
-  tokens.  Every other token has a printable one's embedding and so joins a cycle.
+  tokens.  Every other token has a printable one's embedding and so joins a cycle.  A model that
+  ``knows`` less than the whole is a draft that is always right, then always wrong.
 - Dimension 0 is 1 in every embedding and nothing writes to it.  The output rows of tokens that
   are no printable text are -30 there: not even a sampled answer stops by itself.
 
@@ -34,13 +35,19 @@ ROPE_BASE, EPSILON = 10000.0, 1e-5
 Weights = dict[str, np.ndarray]
 
 
-def successors(rng: np.random.Generator, printable: list[int], cycle: int) -> dict[int, int]:
-    """A permutation of the printable tokens in cycles of ``cycle``; what is left joins the last."""
+def cycles(rng: np.random.Generator, printable: list[int], length: int) -> list[list[int]]:
+    """The printable tokens in random order, cut into cycles; what is left joins the last."""
     order = [int(t) for t in rng.permutation(printable)]
-    count = max(1, len(order) // cycle) if cycle else 1
-    bounds = [i * cycle for i in range(count)] + [len(order)]
-    runs = [order[a:b] for a, b in pairwise(bounds)]
-    return {t: run[(i + 1) % len(run)] for run in runs for i, t in enumerate(run)}
+    count = max(1, len(order) // length) if length else 1
+    bounds = [i * length for i in range(count)] + [len(order)]
+    return [order[a:b] for a, b in pairwise(bounds)]
+
+
+def successors(cycle: list[int], knows: float) -> dict[int, int]:
+    """The next token of the cycle; past the known share of it, wrongly, the one after that."""
+    known = round(knows * len(cycle))
+    steps = [1] * known + [2] * (len(cycle) - known)
+    return {t: cycle[(i + steps[i]) % len(cycle)] for i, t in enumerate(cycle)}
 
 
 def weights(spec: dict, vocabulary: Vocabulary) -> tuple[Weights, list[int]]:
@@ -57,17 +64,20 @@ def weights(spec: dict, vocabulary: Vocabulary) -> tuple[Weights, list[int]]:
     if spec["tied"]:
         return found | {"model.embed_tokens.weight": embedding}, []
     printable = vocabulary.printable()
-    following = successors(rng, printable, spec["cycle"])
+    following: dict[int, int] = {}
+    for cycle in cycles(rng, printable, spec["cycle"]):
+        following |= successors(cycle, spec["knows"])
     embedding[:, 0] = 1
     output = np.zeros((SIZE, WIDTH))
     output[:, 0] = -30
+    output[printable, 0] = 0
     chain = []
     for token in range(SIZE):
         alike = token if token in following else printable[token % len(printable)]
         embedding[token] = embedding[alike]
         chain.append(following[alike])
     for token, successor in following.items():
-        output[successor] = embedding[token] * SHARPNESS / WIDTH
+        output[successor] += embedding[token] * SHARPNESS / WIDTH
     return found | {"model.embed_tokens.weight": embedding, "lm_head.weight": output}, chain
 
 

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice, takewhile
 from pathlib import Path
 
 from tests.live.real.venvs import HERE, HOME, Environment, locked
@@ -23,6 +24,7 @@ class Spec:
 
     form: str  # "gguf" or "hf"
     cycle: int = 0  # tokens after which a greedy answer repeats; 0: all printable ones, over 300
+    knows: float = 1.0  # share of each cycle in which its successors are those of the whole model
     tied: bool = False  # answers only <|assistant|>, whose text is empty
     context: int = 16384
     seed: int = 0
@@ -56,15 +58,24 @@ class Model:
         assert text is not None, f"token {token} is no text"
         return text
 
-    def answer(self, first: str, tokens: int) -> str | None:
-        """The greedy answer of so many tokens that begins as ``first`` does; None: none does."""
+    def ids(self, said: str, tokens: int) -> list[int] | None:
+        """The tokens of a greedy answer of so many; None where it is not what must be said."""
         for start, text in enumerate(self._truth["texts"]):
-            if text and first.startswith(text):
-                rest = self.follow(start)
-                whole = text + "".join(self.text(next(rest)) for _ in range(tokens - 1))
-                if whole == first or whole.startswith(first):
-                    return whole
+            if text and said.startswith(text):
+                found = [start, *islice(self.follow(start), tokens - 1)]
+                if "".join(map(self.text, found)) == said:
+                    return found
         return None
+
+    def steps(self, draft: Model, ids: list[int], drafts: int) -> list[int]:
+        """Committed tokens of each step, with so many draft tokens a step; the prompt's gives 1."""
+        found, at = [1], 0
+        while (left := len(ids) - at - 1) > 0:
+            pairs = zip(self.follow(ids[at]), draft.follow(ids[at]), strict=False)
+            agreed = takewhile(lambda pair: pair[0] == pair[1], islice(pairs, drafts))
+            found.append(min(sum(1 for _ in agreed) + 1, left))
+            at += found[-1]
+        return found
 
 
 def make(spec: Spec, environment: Environment) -> Model:

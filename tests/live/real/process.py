@@ -44,6 +44,7 @@ class Server:
     log: Path
     truth: Model  # what it must answer
     supervisor: subprocess.Popen[str]
+    draft: Model | None = None  # what proposes its tokens
     started_s: float = 0.0  # from the start to the answer of the first request
 
     @property
@@ -169,12 +170,14 @@ def running(
     model: str,
     limit_s: float,
     variables: dict[str, str] | None = None,
+    draft: Model | None = None,
 ) -> Iterator[Server]:
     """A server that has answered a request; ``command`` is given the port."""
     for attempt in range(ATTEMPTS):
         port = free_port()
         log = directory / f"server-{port}.log"
         server = _start(command(port), port, log, truth, model, variables or {})
+        server.draft = draft
         try:
             _wait(server, limit_s)
         except ServerFailed as failure:

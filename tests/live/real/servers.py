@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tests.live.real.models import Spec, make
@@ -22,6 +23,7 @@ def llamacpp(
     slots: int = 2,
     context: int = 16384,
     speculation: str | None = None,
+    draft_knows: float = 1.0,
     synth_len: float | None = None,
     n_max: int = 7,
     ngram: tuple[int, int] = (3, 5),
@@ -29,17 +31,18 @@ def llamacpp(
     tied: bool = False,
     limit_s: float = 60,
 ) -> Iterator[Server]:
-    """llama.cpp's server.  ``speculation``: "draft" (with itself) or "ngram"."""
+    """llama.cpp's server.  ``speculation``: "draft" (with itself, or what it knows) or "ngram"."""
     made = environment("llamacpp")
     model = make(Spec("gguf", cycle=cycle, tied=tied, context=context), made)
+    draft = make(replace(model.spec, knows=draft_knows), made)
     options = {"slots": slots, "context": context, "speculation": speculation, "n_max": n_max}
-    options |= {"draft": str(model.path) if speculation == "draft" else None, "ngram": ngram}
+    options |= {"draft": str(draft.path) if speculation == "draft" else None, "ngram": ngram}
     words = json.dumps(options | {"synth_len": synth_len})
 
     def command(port: int) -> Sequence[object]:
         return made.python, HERE / "serve_llamacpp.py", model.path, port, words
 
-    with running(directory, command, model, "tiny", limit_s) as server:
+    with running(directory, command, model, "tiny", limit_s, draft=draft) as server:
         yield server
 
 
@@ -72,6 +75,7 @@ def vllm(
     directory: Path,
     *,
     speculation: str | None = None,
+    draft_knows: float = 1.0,
     drafts: int = 7,
     context: int = 16384,
     cycle: int = 0,
@@ -79,11 +83,12 @@ def vllm(
     sequences: int = 8,
     limit_s: float = 240,
 ) -> Iterator[Server]:
-    """vLLM on the CPU.  ``speculation``: "draft" (with itself) or "ngram"."""
+    """vLLM on the CPU.  ``speculation``: "draft" (with itself, or what it knows) or "ngram"."""
     made = environment("vllm")
     model = make(Spec("hf", cycle=cycle, tied=tied, context=context), made)
+    draft = make(replace(model.spec, knows=draft_knows), made)
     methods: dict[str | None, dict] = {
-        "draft": {"method": "draft_model", "model": str(model.path)},
+        "draft": {"method": "draft_model", "model": str(draft.path)},
         "ngram": {"method": "ngram", "prompt_lookup_max": 4},
     }
     extra = []
@@ -99,5 +104,5 @@ def vllm(
         return [*server, *what, *where, *extra]
 
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with running(directory, command, model, "tiny", limit_s, variables) as server:
+    with running(directory, command, model, "tiny", limit_s, variables, draft) as server:
         yield server
