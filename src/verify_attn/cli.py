@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,10 +16,10 @@ from verify_attn.record import BAD_USAGE, INTERRUPTED
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """Is tree-verify attention right, and if not, what is wrong?
+    """Is tree-verify attention right, does a live server hold its speed, and if not, why not?
 
     Exit codes: 0 passed, 1 something failed, 2 bad usage, 3 inconclusive or nothing executed,
-    130 interrupted.
+    4 the server died or cannot be reached, 130 interrupted.
     """
 
 
@@ -60,6 +61,76 @@ def check(
             time_limit_s=time_limit, workers=workers, resume=resume,
         )
     )  # fmt: skip
+
+
+@main.command()
+@click.option("--url", required=True, help="The server: http://HOST:PORT, with or without /v1.")
+@click.option("--contexts", metavar="SIZES", help="Prompt lengths in tokens, k is 1,024 "
+              "[1k,4k,16k,64k,128k].")  # fmt: skip
+@click.option("--concurrency", default="1", show_default=True, metavar="SIZES",
+              help="Streams side by side, up to 64; several make several sweeps.")  # fmt: skip
+@click.option("--max-tokens", type=int, default=1500, show_default=True, help="At each point.")
+@click.option("--repeats", type=int, default=1, show_default=True, help="Answers a point.")
+@click.option("--floors", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="The least decode rates allowed (TOML).")  # fmt: skip
+@click.option("--against", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="A saved run's record to compare with.")  # fmt: skip
+@click.option("--request", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Measure this recorded request body instead of a sweep.")  # fmt: skip
+@click.option("--model", help="Its name [the first of /v1/models].")
+@click.option("--endpoint", type=click.Choice(["chat", "completions"]),
+              help="[chat, or completions where there is no chat]")  # fmt: skip
+@click.option("--corpus", default="mixed", show_default=True,
+              help="Text of the prompts: mixed, prose, code, reasoning or repetitive.")  # fmt: skip
+@click.option("--log", metavar="SOURCE", help="The server's log: a file, or journal:UNIT.")
+@click.option("--geometry", help="With --gpu: judge slopes by the KV to read (kimi-k2.6-tp8 ...).")
+@click.option("--gpu", help="h200, rtx-pro-6000 ...")
+@click.option("--kv-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
+@click.option("--window", type=int, default=128, show_default=True, metavar="TOKENS",
+              help="Length of the windows within an answer.")  # fmt: skip
+@click.option("--decode-limit", type=float, default=120.0, show_default=True, metavar="SECONDS",
+              help="Ends a point's answer, once it has 16 tokens.")  # fmt: skip
+@click.option("--first-token-limit", type=float, metavar="SECONDS",
+              help="[1.5 times what the measured points foretell]")  # fmt: skip
+@click.option("--stall-limit", type=float, default=60.0, show_default=True, metavar="SECONDS",
+              help="Between two chunks.")  # fmt: skip
+@click.option("--budget", type=float, default=900.0, show_default=True, metavar="SECONDS",
+              help="Repeats undecided points for so long.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--no-flush", is_flag=True, help="Do not empty the server's prefix cache.")
+@click.option("--json", "record", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write the run record here.")  # fmt: skip
+@click.option("--reads", is_flag=True, help="Keep every network read's time and size in it.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and its duration; send nothing.")
+def sweep(url: str, record: Path | None, dry_run: bool, **options: Any) -> None:
+    """Measure a live server at every context length, sustained, and say why it is slow.
+
+    Any OpenAI-compatible server.  An API key is read from VERIFY_ATTN_API_KEY.
+    """
+    from verify_attn.live.settings import DEFAULT_CONTEXTS, Settings, parse_sizes
+    from verify_attn.sweep_command import BAD_INPUT, prepare, run_sweep, show_plan
+    from verify_attn.terminal import error
+
+    contexts = options["contexts"]
+    try:
+        settings = Settings(
+            contexts=DEFAULT_CONTEXTS if contexts is None else parse_sizes(contexts),
+            concurrency=parse_sizes(options["concurrency"]),
+            max_tokens=options["max_tokens"], repeats=options["repeats"],
+            corpus=options["corpus"], endpoint=options["endpoint"], model=options["model"],
+            window_tokens=options["window"], decode_limit_s=options["decode_limit"],
+            first_token_s=options["first_token_limit"], stall_s=options["stall_limit"],
+            budget_s=options["budget"], seed=options["seed"], flush=not options["no_flush"],
+            log=options["log"], keep_reads=options["reads"], floors=options["floors"],
+            against=options["against"],
+        )  # fmt: skip
+        run = prepare(
+            url, settings, request=options["request"], geometry=options["geometry"],
+            gpu=options["gpu"], kv_dtype=options["kv_dtype"],
+        )  # fmt: skip
+    except BAD_INPUT as wrong:
+        sys.exit(error(str(wrong)))
+    sys.exit(show_plan(run) if dry_run else run_sweep(run, record))
 
 
 @main.command()

@@ -18,36 +18,10 @@ from verify_attn.conformance.pool import Pool, worker_count
 from verify_attn.conformance.session import Session, UnusableKernel
 from verify_attn.environment import gpus, summary
 from verify_attn.kernels.builtin import BUILTIN
-from verify_attn.record import (
-    BAD_USAGE,
-    FAILED,
-    PASSED,
-    RecordError,
-    check_writable,
-    exit_code,
-)
+from verify_attn.record import FAILED, PASSED, RecordError, check_writable, exit_code
+from verify_attn.terminal import STATUS_STYLE, error, output, printable
 
 EXAMPLES_GPU, EXAMPLES_CPU = 1000, 24
-PIPE_WIDTH = 200
-STATUS_STYLE = {"pass": "green", "fail": "bold red", "skipped": "dim"}
-
-
-def _printable(text: str) -> str:
-    """Text of a kernel's, on its way to the terminal: control characters are shown, not obeyed."""
-    return escape("".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    ))  # fmt: skip
-
-
-def _console() -> Console:
-    """Standard output; in a pipe as wide as any table, since nothing there has an edge."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
-
-
-def _error(message: str) -> int:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {_printable(message)}")
-    return BAD_USAGE
 
 
 def chosen_checks(only: Sequence[str]) -> list[str]:
@@ -74,16 +48,16 @@ def run_check(
     """`verify-attn check`; returns the exit code."""
     found = gpus()
     if resume and record is None:
-        return _error("--resume needs --json FILE, the record to go on with")
+        return error("--resume needs --json FILE, the record to go on with")
     if resume and case is not None:
-        return _error("--resume goes on with drawn cases; --case gives one: leave one of them out")
+        return error("--resume goes on with drawn cases; --case gives one: leave one of them out")
     if case is not None:
         from verify_attn.generate import Case
 
         try:
             _ = Case.from_json(case).attention_geometry
-        except (ValueError, ArithmeticError, AttributeError) as error:
-            return _error(f"--case: {error}")
+        except (ValueError, ArithmeticError, AttributeError) as wrong:
+            return error(f"--case: {wrong}")
     try:
         if record is not None:
             check_writable(record)
@@ -97,18 +71,18 @@ def run_check(
             record=record,
             resume=resume,
         )
-    except (ValueError, RecordError, UnusableKernel) as error:
-        return _error(str(error))
-    console = _console()
+    except (ValueError, RecordError, UnusableKernel) as wrong:
+        return error(str(wrong))
+    console = output()
     console.print(summary(found), style="dim", soft_wrap=True)
     interrupted = False
     try:
         with closing(Pool(workers or worker_count(bool(found)), time_limit_s)) as pool:
             _show_progress(session, pool)
-    except (UnusableKernel, RecordError) as error:
+    except (UnusableKernel, RecordError) as wrong:
         if session.started:
             _print_result(console, session)
-        return _error(str(error))
+        return error(str(wrong))
     except KeyboardInterrupt:
         interrupted = True
     _print_result(console, session)
@@ -158,7 +132,7 @@ def _print_result(console: Console, session: Session) -> None:
         if case["status"] == "skipped":
             notes.setdefault(case["reason"], []).append(case["id"])
     for reason, ids in notes.items():
-        line = f"skipped {escape(', '.join(ids))}: {_printable(reason)}"
+        line = f"skipped {escape(', '.join(ids))}: {printable(reason)}"
         console.print(line, style="dim", soft_wrap=True)
     for case in cases.values():
         failures = sorted(case.get("failures", []), key=lambda f: len(str(f["case"])))
@@ -181,7 +155,7 @@ def _print_failure(console: Console, case: dict[str, Any], failure: dict[str, An
     kernel, check = case["parameters"]["kernel"], case["parameters"]["check"]
     console.print(f"\n[bold red]FAIL[/bold red] {escape(kernel)}")
     for line in failure["text"].split("\n"):
-        console.print(f"  {_printable(line)}", soft_wrap=True)
+        console.print(f"  {printable(line)}", soft_wrap=True)
     line = reproduce(kernel, check, json.dumps(failure["case"], separators=(",", ":")))
     console.print(f"  reproduce: {escape(line)}", soft_wrap=True)
 
@@ -190,7 +164,7 @@ def run_doctor() -> None:
     """`verify-attn doctor`."""
     from verify_attn.doctor import findings
 
-    console = _console()
+    console = output()
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in findings():
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
@@ -202,7 +176,7 @@ def run_compile(archs: Sequence[str]) -> int:
     from verify_attn.kernels.compiled import Compiled, CompilerError, compile_kernels
     from verify_attn.kernels.resources import ArchitectureError
 
-    console, stderr = _console(), Console(stderr=True)
+    console, stderr = output(), Console(stderr=True)
     results: list[Compiled] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:
@@ -214,8 +188,8 @@ def run_compile(archs: Sequence[str]) -> int:
 
             try:
                 results += compile_kernels(arch, progress=step)
-            except (ArchitectureError, CompilerError) as error:
-                return _error(str(error))
+            except (ArchitectureError, CompilerError) as wrong:
+                return error(str(wrong))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("arch")
     table.add_column("configuration", no_wrap=True)

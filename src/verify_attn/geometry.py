@@ -85,6 +85,7 @@ class _Model:
     rope_dim: int
     nope_dim: int
     yarn_factor: float
+    layers: int
 
     def on(self, name: str, tensor_parallel: int) -> AttentionGeometry:
         scale = mla_softmax_scale(self.nope_dim, self.rope_dim, self.yarn_factor)
@@ -98,8 +99,12 @@ class _Model:
 # K2.6's config copies (64 heads, factor 64).  Heads are split over the tensor-parallel ranks,
 # the latent row is not.
 _MODELS = {
-    "kimi-k2.6": _Model(heads=64, latent_dim=512, rope_dim=64, nope_dim=128, yarn_factor=64.0),
-    "deepseek-v3": _Model(heads=128, latent_dim=512, rope_dim=64, nope_dim=128, yarn_factor=40.0),
+    "kimi-k2.6": _Model(
+        heads=64, latent_dim=512, rope_dim=64, nope_dim=128, yarn_factor=64.0, layers=61
+    ),
+    "deepseek-v3": _Model(
+        heads=128, latent_dim=512, rope_dim=64, nope_dim=128, yarn_factor=40.0, layers=61
+    ),
 }
 _TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 
@@ -107,6 +112,10 @@ PRESETS: dict[str, AttentionGeometry] = {
     f"{name}-tp{tp}": model.on(name, tp)
     for name, model in _MODELS.items()
     for tp in _TENSOR_PARALLEL
+}
+# Layers of the whole model; a tensor-parallel rank has them all.
+LAYERS: dict[str, int] = {
+    f"{name}-tp{tp}": model.layers for name, model in _MODELS.items() for tp in _TENSOR_PARALLEL
 }
 # Small layers with the same structure, for machines without a GPU.
 PRESETS["tiny"] = AttentionGeometry(4, 32, 16, mla_softmax_scale(16, 16, 64.0), "tiny")

@@ -18,7 +18,7 @@ from verify_attn.live.points import Point
 from verify_attn.live.saved import SavedRun
 from verify_attn.live.session import Session
 from verify_attn.live.settings import Settings
-from verify_attn.live.sweep import NO_LOG, Progress, Sweep
+from verify_attn.live.sweep import Progress, Sweep
 from verify_attn.live.target import Target
 from verify_attn.live.verdict import Verdict, judge
 from verify_attn.record import new_record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ class Settings:
     keep_reads: bool = False
     floors: Path | None = None
     against: Path | None = None
-    notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
         rules = (
@@ -63,7 +62,8 @@ class Settings:
             (self.repeats >= 1, "repeats must be at least 1"),
             (self.corpus in CORPORA, f"corpus must be one of {', '.join(CORPORA)}"),
             (self.window_tokens >= 8, "window_tokens must be at least 8"),
-            (self.decode_limit_s > 0 and self.stall_s > 0, "time limits must be above 0 s"),
+            (min(self.decode_limit_s, self.stall_s, self.first_token_s or 1.0) > 0,
+             "time limits must be above 0 s"),
         )  # fmt: skip
         for holds, rule in rules:
             if not holds:

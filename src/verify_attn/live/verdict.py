@@ -122,6 +122,10 @@ def _check(
             floor, None, "inconclusive",
             f"the floor is given from {first:,} to {last:,} tokens, the prompt had {context:,}",
         )  # fmt: skip
+    if floor.unit == "of shortest context" and point is _shortest(point, points):
+        return Check(
+            floor, None, "pass", "it is the shortest context, which the others are held to"
+        )
     reference = _reference(floor, point, points, saved, context)
     if isinstance(reference, Absent):
         return Check(floor, None, "inconclusive", reference.reason)
@@ -145,5 +149,9 @@ def _reference(
             return Absent("the floor is a ratio to a saved run; name one with --against")
         rate = saved.rate_at(context, point.concurrency)
         return rate if rate is not None else Absent(f"the saved run has no rate at {context:,}")
+    return _shortest(point, points).decode_tok_s
+
+
+def _shortest(point: Point, points: list[Point]) -> Point:
     same = [p for p in points if p.concurrency == point.concurrency and p.usable]
-    return min(same, key=lambda p: p.asked_context).decode_tok_s
+    return min(same, key=lambda p: p.asked_context)

@@ -1,0 +1,41 @@
+"""Memory rates of GPUs, from their makers' data sheets, for judging what a slope means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class HardwareError(ValueError):
+    """A GPU that is not in the table."""
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """``gb_per_s`` is the peak of the memory, in 1e9 bytes a second; ``source`` names the sheet."""
+
+    name: str
+    gb_per_s: float
+    source: str
+
+
+GPUS = {
+    model.name: model
+    for model in (
+        GpuModel("h200", 4800, "NVIDIA H200 Tensor Core GPU data sheet: 4.8 TB/s"),
+        GpuModel("h100", 3350, "NVIDIA H100 Tensor Core GPU data sheet, SXM: 3.35 TB/s"),
+        GpuModel("b200", 8000, "NVIDIA DGX B200 data sheet: 64 TB/s for 8 GPUs"),
+        GpuModel("rtx-pro-6000", 1792, "NVIDIA RTX PRO 6000 Blackwell data sheet: 1,792 GB/s"),
+        GpuModel("a100", 2039, "NVIDIA A100 80GB data sheet, SXM: 2,039 GB/s"),
+        GpuModel("l40s", 864, "NVIDIA L40S data sheet: 864 GB/s"),
+        GpuModel("rtx-5090", 1792, "NVIDIA GeForce RTX 5090 specifications: 1,792 GB/s"),
+        GpuModel("rtx-4090", 1008, "NVIDIA GeForce RTX 4090 specifications: 1,008 GB/s"),
+    )
+}
+
+
+def gpu_model(name: str) -> GpuModel:
+    """The GPU of that name; an unknown one raises `HardwareError` with the list of names."""
+    try:
+        return GPUS[name]
+    except KeyError:
+        raise HardwareError(f"no GPU {name!r}; there are: {', '.join(GPUS)}") from None

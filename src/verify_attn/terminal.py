@@ -1,0 +1,33 @@
+"""How every command prints: text of others is shown and never obeyed; pipes have no edge."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+
+from verify_attn.record import BAD_USAGE
+
+PIPE_WIDTH = 200
+STATUS_STYLE = {
+    "pass": "green", "fail": "bold red", "error": "bold red", "inconclusive": "yellow",
+    "skipped": "dim",
+}  # fmt: skip
+
+
+def printable(text: str) -> str:
+    """Text of a kernel's or a server's, on its way to the terminal: control characters shown."""
+    return escape("".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    ))  # fmt: skip
+
+
+def output() -> Console:
+    """Standard output; in a pipe as wide as any table, since nothing there has an edge."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def error(message: str, code: int = BAD_USAGE) -> int:
+    """Say what is wrong on standard error; returns the exit code."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {printable(message)}")
+    return code
