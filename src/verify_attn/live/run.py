@@ -18,7 +18,7 @@ from verify_attn.live.points import Point
 from verify_attn.live.saved import SavedRun
 from verify_attn.live.session import Session
 from verify_attn.live.settings import Settings
-from verify_attn.live.sweep import Progress, Sweep
+from verify_attn.live.sweep import NO_LOG, Progress, Sweep
 from verify_attn.live.target import Target
 from verify_attn.live.verdict import Verdict, judge
 from verify_attn.record import new_record
@@ -37,34 +37,50 @@ class Run:
     kv: KvRead | None = None
     session: Session | None = None
     sweep: Sweep | None = None
+    _began: float = 0.0
 
     async def go(self, watch: Callable[[Progress], None]) -> None:
-        """Measure.  Raises `session.Dead` and `session.Unusable` before the first point."""
-        began = time.monotonic()
+        """Measure everything.  Raises `session.Dead` and `session.Unusable` before any point."""
+        await self.open(watch)
+        try:
+            for context, streams in self.settings.points():
+                await self.visit(context, streams)
+            await self.settle(self.points)
+        finally:
+            self.close()
+
+    async def open(self, watch: Callable[[Progress], None]) -> None:
+        """Get to know the server."""
+        self._began = time.monotonic()
         watch(Progress("server", "first requests"))
         self.session = await Session.open(Client(self.target), self.settings)
         log = self.settings.log
-        self.sweep = Sweep(
-            self.session,
-            watch,
-            log=Absent("no log was named") if log is None else LogTail.open(log),
-        )
-        try:
-            await self.sweep.run()
-            while time.monotonic() - began < self.settings.budget_s and not self.died:
-                undecided = [
-                    p for p in self.points
-                    if self.verdict(p).undecided
-                    and len({t.repeat for t in p.trials}) < MAX_REPEATS
-                ]  # fmt: skip
-                if not undecided:
-                    break
-                for point in undecided:
-                    if not self.died:
-                        await self.sweep.measure(point)
-        finally:
-            if not isinstance(self.sweep.log, Absent):
-                self.sweep.log.close()
+        opened = NO_LOG if log is None else LogTail.open(log)
+        self.sweep = Sweep(self.session, watch, log=opened)
+
+    async def visit(self, context: int, streams: int) -> Point:
+        """Measure one more point; `open` came before."""
+        assert self.sweep is not None
+        return await self.sweep.visit(context, streams)
+
+    async def settle(self, points: list[Point]) -> None:
+        """Repeat the undecided ones of ``points`` while the time budget lasts."""
+        assert self.sweep is not None
+        while not self.died and time.monotonic() - self._began < self.settings.budget_s:
+            undecided = [
+                p for p in points
+                if self.verdict(p).undecided and len({t.repeat for t in p.trials}) < MAX_REPEATS
+            ]  # fmt: skip
+            if not undecided:
+                return
+            for point in undecided:
+                if not self.died:
+                    await self.sweep.measure(point)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        if self.sweep is not None and not isinstance(self.sweep.log, Absent):
+            self.sweep.log.close()
 
     @property
     def points(self) -> list[Point]:

@@ -53,7 +53,7 @@ def _unwatched(progress: Progress) -> None:
 
 @dataclass
 class Sweep:
-    """Measures points of a session; `run` and `repeat` fill ``points``."""
+    """Measures points of a session: `visit` adds one, `measure` adds a round to it."""
 
     session: Session
     watch: Callable[[Progress], None] = _unwatched
@@ -63,22 +63,22 @@ class Sweep:
     flush_note: str | None = None
     answers: list[tuple[str, Answer]] = field(default_factory=list)
 
-    async def run(self) -> None:
-        """All points once; a death skips the rest fast."""
-        for context, streams in self.session.settings.points():
-            point = Point(context, streams, point_name(context, streams))
-            self.points.append(point)
-            if self.died is not None:
-                point.skipped = f"the server died at {self.died}"
-                continue
-            reason = self._too_long(context, streams)
-            if reason is not None:
-                self._overflow(point, f"not sent: {reason}")
-                continue
-            for _ in range(self.session.settings.repeats):
-                await self.measure(point)
-                if point.died or point.skipped or point.error:
-                    break
+    async def visit(self, context: int, streams: int) -> Point:
+        """Measure a point as often as the settings say, unless it cannot be or the server died."""
+        point = Point(context, streams, point_name(context, streams))
+        self.points.append(point)
+        if self.died is not None:
+            point.skipped = f"the server died at {self.died}"
+            return point
+        reason = self._too_long(context, streams)
+        if reason is not None:
+            self._overflow(point, f"not sent: {reason}")
+            return point
+        for _ in range(self.session.settings.repeats):
+            await self.measure(point)
+            if point.died or point.skipped or point.error:
+                break
+        return point
 
     def _too_long(self, context: int, streams: int) -> str | None:
         """Does the server itself say that a point cannot fit?  Flagged before it runs."""
