@@ -11,19 +11,23 @@ A further target is a function of a `random.Random` with an entry in `TARGETS`.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the other targets
+
+from benchmarks.fuzz_live_streams import decoder, stream
+from benchmarks.mutations import DATA, DOCUMENTED, mutate_json, mutate_text
 
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import (
@@ -41,20 +45,15 @@ from verify_attn.live.acceptance import (
     server_timings,
 )
 from verify_attn.live.reply import Reply
-from verify_attn.live.server import context_overflow, error_message, error_status, redact
+from verify_attn.live.server import (
+    context_overflow,
+    error_message,
+    error_status,
+    redact,
+)
 
-DATA = Path(__file__).parent.parent / "tests" / "data" / "live"
-# Shapes that no recording holds: log lines, gauges, and the events of servers that need a GPU.
-DOCUMENTED = json.loads((DATA / "documented.json").read_text())
 LOG: list[str] = DOCUMENTED["log"]
 MOST_FAILURES = 20
-
-JUNK: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 7, 2**53, 2**64, 10**400, 0.5, -0.0, 1e308, math.nan, math.inf,
-    -math.inf, "", "x", "NaN", "-1", "12", [], {}, [None], [-1], [1.5], {"0": 1}, {"99999999": 1},
-    {"": None}, [[[]]], "\ud83d", "9" * 5000,
-)  # fmt: skip
-TEXT_JUNK: list[str] = DOCUMENTED["text_junk"]
 
 
 class Unsound(AssertionError):
@@ -105,43 +104,6 @@ ENGINE_LINES = [
     for prefix in ("vllm:spec_decode_", "llamacpp:spec_decode_", "sglang:", "trtllm_")
 ]
 VALUES = ("0", "1", "5", "60", "98", "212", "NaN", "+Inf", "-3", "1e308", "0.5", "9007199254740993")
-
-
-def mutate_text(rng: random.Random, text: str) -> str:
-    """A few cuts, insertions, copies and moves of a stretch of it."""
-    for _ in range(rng.randrange(4)):
-        at = rng.randrange(len(text) + 1)
-        cut = rng.choice((0, 1, 3, 20))
-        fresh = rng.choice(TEXT_JUNK) if rng.random() < 0.7 else text[at : at + 30]
-        text = text[:at] + fresh + text[at + cut :]
-    return text
-
-
-def mutate_json(rng: random.Random, value: Any) -> Any:
-    """The value with a few of its parts replaced, renamed or left out."""
-    value = copy.deepcopy(value)
-    for _ in range(rng.randrange(1, 4)):
-        spots = [(None, None), *_spots(value)]
-        holder, key = spots[rng.randrange(len(spots))]
-        junk = copy.deepcopy(rng.choice(JUNK))
-        if holder is None:
-            value = junk if rng.random() < 0.05 else value
-        elif rng.random() < 0.7 or not isinstance(holder, dict):
-            holder[key] = junk
-        elif rng.random() < 0.5:
-            del holder[key]
-        else:
-            holder[rng.choice(("x", "usage", "timings", "error", "choices"))] = holder.pop(key)
-    return value
-
-
-def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
-    items = value.items() if isinstance(value, dict) else ()
-    if isinstance(value, list):
-        items = enumerate(value)  # type: ignore[assignment]
-    for key, inner in list(items):
-        yield value, key
-        yield from _spots(inner)
 
 
 def _scrape(rng: random.Random, engine: list[str], share: float) -> Samples | Absent:
@@ -218,6 +180,8 @@ TARGETS: dict[str, Callable[[random.Random], None]] = {
     "metrics": metrics,
     "logs": logs,
     "events": events,
+    "decoder": decoder,
+    "stream": stream,
 }
 
 

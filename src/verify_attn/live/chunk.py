@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from verify_attn.live.acceptance.figures import count
 from verify_attn.live.server.errors import error_message
 
 DONE = "[DONE]"
@@ -48,13 +49,6 @@ class Chunk:
     def text_chars(self) -> int:
         """Characters of all kinds."""
         return len(self.content) + len(self.reasoning) + len(self.tool)
-
-
-def count(value: Any) -> int | None:
-    """A count out of JSON: a whole number from 0 up (a bool is none), else None."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def error_in(body: dict[str, Any]) -> str | None:

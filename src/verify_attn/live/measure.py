@@ -112,7 +112,8 @@ def measure(answer: Answer, window_tokens: int = 128) -> Measurement:
         two_point_tok_s=rate if isinstance(rate, Absent) else _two_point(line),
         whole_tok_s=(
             total if isinstance(total, Absent)
-            else last if isinstance(last, Absent) else total / last
+            else last if isinstance(last, Absent)
+            else total / last if total > 0 else Absent("the server counts no token")
         ),
         committed_per_step=committed,
         step_ms=step_ms,

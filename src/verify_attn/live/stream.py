@@ -84,8 +84,8 @@ class Stream:
                 )
         self.failure = self.failure or failure
         self.stopped = stopped
-        self.text, self.reasoning = "".join(self._text), "".join(self._reasoning)
-        self.tool = "".join(self._tool)
+        self.text, self.reasoning = _joined(self._text), _joined(self._reasoning)
+        self.tool = _joined(self._tool)
 
     @property
     def outcome(self) -> str:
@@ -173,3 +173,9 @@ class Stream:
         if len(self.events) == MAX_KEPT_EVENTS:
             self.events.pop(0)
         self.events.append(body)
+
+
+def _joined(parts: list[str]) -> str:
+    """One text; the two halves of a character, escaped in two events, become it again."""
+    text = "".join(parts)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
