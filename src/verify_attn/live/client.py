@@ -16,6 +16,7 @@ import httpcore2
 
 from verify_attn import __version__
 from verify_attn.live.chunk import Chunk
+from verify_attn.live.lag import Stall
 from verify_attn.live.reply import Reply, Unreachable
 from verify_attn.live.server.errors import error_message
 from verify_attn.live.stream import Stream
@@ -48,7 +49,7 @@ class Answer:
     """What came back for one streamed request; times are monotonic nanoseconds.
 
     ``status`` is None where no response came.  ``body`` is the start of a body that was no
-    stream (an error object, a page of HTML).
+    stream (an error object, a page of HTML).  ``stalls`` are this client's own, meanwhile.
     """
 
     request: dict[str, Any]
@@ -60,6 +61,7 @@ class Answer:
     body: bytes = b""
     unreachable: str | None = None
     stream: Stream = field(default_factory=Stream)
+    stalls: list[Stall] = field(default_factory=list)
 
     @property
     def failure(self) -> str | None:

@@ -41,7 +41,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One answer, measured.  Times in seconds from the request's first byte, rates in tokens/s."""
+    """One answer, measured.  Times in seconds from the request's first byte, rates in tokens/s.
+
+    ``stood_still``  from when to when this client's own event loop did nothing
+    """
 
     outcome: str
     reason: str
@@ -62,6 +65,7 @@ class Measurement:
     timeline: Timeline
     steps: Steps
     max_gap_s: float | Absent
+    stood_still: tuple[tuple[float, float], ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
 
     def prefill_tok_s(self, cached_tokens: int | Absent) -> float | Absent:
@@ -95,6 +99,11 @@ def measure(answer: Answer, window_tokens: int = 128) -> Measurement:
     total = line.total
     rate = _decode_rate(line, steps)
     committed, step_ms = _step_figures(steps, 0, len(steps.t_s) - 1)
+    stood_still = tuple(
+        ((stall.begin_ns - sent_ns) / 1e9, (stall.end_ns - sent_ns) / 1e9)
+        for stall in answer.stalls
+        if stall.end_ns > sent_ns
+    )
     return Measurement(
         outcome=stream.outcome,
         reason=stream.reason,
@@ -123,8 +132,19 @@ def measure(answer: Answer, window_tokens: int = 128) -> Measurement:
         max_gap_s=(
             float(np.diff(steps.t_s).max()) if len(steps.t_s) > 1 else Absent("fewer than 2 steps")
         ),
-        notes=tuple(stream.notes),
+        stood_still=stood_still,
+        notes=(*stream.notes, *_stood_still(stood_still)),
     )  # fmt: skip
+
+
+def _stood_still(spans: tuple[tuple[float, float], ...]) -> list[str]:
+    if not spans:
+        return []
+    seconds = [end - begin for begin, end in spans]
+    return [
+        f"this client stood still {len(spans)} times, for {sum(seconds):.3g} s in all and "
+        f"{max(seconds) * 1e3:.0f} ms at most: reads meanwhile are stamped late"
+    ]
 
 
 def arrived_whole(line: Timeline) -> str | None:

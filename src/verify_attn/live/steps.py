@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from verify_attn.live.absent import Absent
 from verify_attn.live.stream import Stream
@@ -17,11 +18,14 @@ from verify_attn.live.tokens import Floats, Ints, Timeline
 # A step's own tokens are written one right after the other; no engine decodes this fast on its own.
 MAX_BURST_GAP_S = 1e-3
 MIN_GAP_RATIO = 6.0  # between the gaps of two steps and those inside one, as medians
-# More tokens a read than a drafter commits on average: something held the events back.
+# More tokens together than a drafter commits on average: something held the events back.
 MAX_COMMITTED_MEAN = 10.0
 CLOCK_GRAIN_S = 1e-5  # gaps below are alike: the time that one read takes
 MIN_BURST_MEAN = 1.5  # events that shared a read now and then are no speculation
 MAX_BURST_EVENTS = 32  # deeper than any draft tree commits
+# Correlation of the tokens that come together with the wait before them: what a step commits does
+# not depend on its time, what piled up on the way is in proportion to it.
+MAX_PILED_UP = 0.6
 MIN_EVENTS = 32  # fewer say nothing about buffering
 
 
@@ -54,6 +58,10 @@ def find_steps(timeline: Timeline, stream: Stream) -> Steps:
     if events == 0:
         return Steps(timeline.t_s, timeline.tokens, "events")
     starts = np.flatnonzero(np.diff(timeline.read, prepend=-1))
+    threshold = burst_threshold(np.diff(timeline.t_s[starts]))
+    if threshold is not None:
+        # One release, or one step, may come in several reads.
+        starts = starts[np.diff(timeline.t_s[starts], prepend=-np.inf) > threshold]
     held_back = _held_back(timeline, stream, starts)
     if held_back is not None:
         t_s, tokens = _grouped(timeline, starts)
@@ -63,14 +71,22 @@ def find_steps(timeline: Timeline, stream: Stream) -> Steps:
     if _several_an_event(timeline):
         # Two steps whose events shared a read keep their own tokens; only their gap is lost.
         return Steps(timeline.t_s, timeline.tokens, "events")
-    threshold = burst_threshold(np.diff(timeline.t_s[starts]))
-    if threshold is not None:
-        starts = starts[np.diff(timeline.t_s[starts], prepend=-np.inf) > threshold]
     largest = int(np.diff(starts, append=events).max())
     if events < MIN_BURST_MEAN * len(starts) or largest > MAX_BURST_EVENTS:
         return Steps(timeline.t_s, timeline.tokens, "events")
+    if _piled_up(timeline, starts):
+        return Steps(timeline.t_s, timeline.tokens, "events")
     t_s, tokens = _grouped(timeline, starts)
     return Steps(t_s, tokens, "bursts")
+
+
+def _piled_up(timeline: Timeline, starts: Ints) -> bool:
+    """Did events come together because something on the way, or this client, was late?"""
+    sizes, waits = np.diff(starts, append=len(timeline.t_s))[1:], np.diff(timeline.t_s[starts])
+    if len(sizes) < 8 or np.ptp(sizes) == 0 or np.ptp(waits) == 0:
+        return False
+    # By ranks, or one long pause would be all of it.
+    return float(stats.spearmanr(sizes, waits).statistic) > MAX_PILED_UP
 
 
 def _several_an_event(timeline: Timeline) -> bool:
@@ -84,6 +100,15 @@ def _grouped(timeline: Timeline, starts: Ints) -> tuple[Floats, Floats | Absent]
     if not isinstance(tokens, Absent):
         tokens = np.add.reduceat(tokens, starts)
     return timeline.t_s[starts], tokens
+
+
+def shared_gaps(t_s: Floats) -> Floats:
+    """[S - 1] times of steps: those that came in one read share the wait before it."""
+    _, group, sizes = np.unique(t_s, return_inverse=True, return_counts=True)
+    waits = np.diff(t_s[np.searchsorted(group, np.arange(len(sizes)))])
+    # The first step's own time is prefill: what shares its read has none.
+    shares = np.concatenate(([0.0], waits / sizes[1:])) if len(sizes) else np.array([])
+    return shares[group][1:]
 
 
 def burst_threshold(gaps_s: Floats) -> float | None:
@@ -116,15 +141,16 @@ def _held_back(timeline: Timeline, stream: Stream, starts: Ints) -> str | None:
     events = len(timeline.t_s)
     if events < MIN_EVENTS or len(starts) < 3:
         return None
-    a_read = events / len(starts)
-    if a_read < 2.5:
+    # The median: one pause of this client or of the way leaves many events together once.
+    together = float(np.median(np.diff(starts, append=events)))
+    if together < 2.5:
         return None
     sizes = np.array([stream.reads[i].size_bytes for i in np.unique(timeline.read)])
     common = np.bincount(sizes).argmax()
     if len(sizes) >= 4 and common >= 1024 and np.mean(sizes == common) >= 0.6:
-        return f"reads of {common:,} bytes each, whole buffers with {a_read:.1f} events"
-    if _several_an_event(timeline) and a_read >= 2.5:
-        return f"{a_read:.1f} events a read, each of them a step of several tokens"
-    if a_read >= MAX_COMMITTED_MEAN:
-        return f"{a_read:.1f} events a read, more than one step commits"
+        return f"reads of {common:,} bytes each, whole buffers with {together:.3g} events"
+    if _several_an_event(timeline):
+        return f"{together:.3g} events at a time, each of them a step of several tokens"
+    if together >= MAX_COMMITTED_MEAN:
+        return f"{together:.3g} events at a time, more than one step commits"
     return None

@@ -23,6 +23,7 @@ from verify_attn.live.acceptance import (
 from verify_attn.live.causes import HIGH, Finding
 from verify_attn.live.chunk import Chunk
 from verify_attn.live.client import Answer
+from verify_attn.live.lag import LagWatch
 from verify_attn.live.measure import measure
 from verify_attn.live.points import Point, Trial
 from verify_attn.live.prompts import prompt
@@ -175,7 +176,11 @@ class Sweep:
                 self.watch(progress)
 
         sends = (self.session.send(body, limit, on_chunk=on_chunk) for body in bodies)
-        return list(await asyncio.gather(*sends))
+        async with LagWatch() as lag:
+            answers = await asyncio.gather(*sends)
+        for answer in answers:
+            answer.stalls = lag.stalls
+        return list(answers)
 
     def _trial(
         self,
