@@ -102,6 +102,7 @@ class Run:
         return judge(
             point, self.points, self.floors, self.model, self.saved,
             self.settings.window_tokens, self.settings.request is not None,
+            self.overview(point.concurrency).findings,
         )  # fmt: skip
 
     def overview(self, concurrency: int) -> Overview:

@@ -8,6 +8,7 @@ from typing import Any
 from verify_attn.live.absent import Absent
 from verify_attn.live.bound import Bounds, bounds, decide, steps_of, worst_window
 from verify_attn.live.bound import Steps as BoundSteps
+from verify_attn.live.causes import LOW, Finding
 from verify_attn.live.floors import Floor
 from verify_attn.live.points import Point
 from verify_attn.live.saved import SavedRun
@@ -20,6 +21,14 @@ NO_PASS = {
     "stall-then-burst": "tokens were held back",
     "usage-missing": "the server does not count its tokens",
 }
+
+
+# Causes that make a server slow.  Where one is named and no floor says how slow is allowed, the point
+# is not passed over in silence.
+SLOWS = {
+    "acceptance-falls", "prefill-superlinear", "step-time-grows", "step-time-linear-in-context",
+    "step-time-superlinear",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,9 @@ def judge(
     saved: SavedRun | None,
     window_tokens: int,
     replay: bool,
+    together: list[Finding],
 ) -> Verdict:
-    """Hold a point to its floors."""
+    """Hold a point to its floors; ``together`` are the findings over all points."""
     if point.skipped:
         return Verdict("skipped", point.skipped)
     if point.died:
@@ -95,6 +105,16 @@ def judge(
         return Verdict("inconclusive", f"not a sound measurement: {'; '.join(spoilt)}", checks)
     if checks:
         return Verdict("pass", checks[0].reason, checks)
+    # Of several points that show a cause together, the first is what the others are slower than.
+    mine_too = [f for f in together if point.name in (f.points[1:] or f.points)]
+    slow = [
+        f.cause
+        for f in [*mine_too, *(f for t in point.trials for f in t.findings)]
+        if f.cause in SLOWS and f.confidence != LOW
+    ]
+    if slow:
+        causes = ", ".join(dict.fromkeys(slow))
+        return Verdict("inconclusive", f"{causes}, and no floor says whether that is allowed")
     return Verdict("pass", "measured; held to no floor")
 
 
