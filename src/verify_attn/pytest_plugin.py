@@ -23,8 +23,6 @@ MARKERS = (
     "gpu: needs a GPU; skipped, loudly, where there is none",
     "perf: measures time; runs alone on the GPU",
     "e2e: talks to a live server",
-    "vllm: needs vLLM's environment, 2.5 GB",
-    "timing: measures wall time on this machine; run without xdist",
 )
 
 

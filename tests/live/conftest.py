@@ -18,6 +18,13 @@ from tests.live.real.venvs import NotMade
 Start = Callable[..., AbstractContextManager[Server]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever starts a real server is marked so: one copy of each, not one a worker."""
+    for item in items:
+        if "start_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real_server)
+
+
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
     """``start_server(servers.llamacpp, slots=1)``: the one server of those options, all session."""
