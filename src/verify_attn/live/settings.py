@@ -79,7 +79,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     """``1k,4k,184728``: sizes in tokens, k is 1,024; raises `SettingsError`."""
     sizes = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*([kK]?)\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*([kK]?)\s*", part, re.ASCII)
         if match is None:
             raise SettingsError(f"{part!r} is no size; give tokens as in 512,4k,64k (k is 1,024)")
         sizes.append(int(match[1]) * (1024 if match[2] else 1))
