@@ -8,23 +8,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpcore2
 
 from verify_attn import __version__
+from verify_attn.live.body import chunked_body
 from verify_attn.live.chunk import Chunk
 from verify_attn.live.lag import Stall
 from verify_attn.live.reply import Reply, Unreachable
 from verify_attn.live.server.errors import error_message
 from verify_attn.live.stream import Stream
 from verify_attn.live.target import Target
+from verify_attn.live.watch import Watch
 from verify_attn.live.wire import StampedBackend, StampedStream
 
 MAX_BODY_BYTES = 64 * 2**20
-AFTER_FINISH_S = 5.0  # how long usage may come after the finish reason
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,12 @@ class Client:
     ) -> Answer:
         """Send a request and follow its answer to the end or to a limit; never raises for it."""
         answer = Answer(body, path, time.monotonic_ns())
-        watch = _Watch(limits, answer)
+        watch = Watch(limits, answer)
         headers = [*self._headers, (b"Content-Type", b"application/json"),
                    (b"Accept", b"text/event-stream")]  # fmt: skip
         content = json.dumps(body).encode()
         try:
-            async with _pool() as pool, asyncio.timeout(None) as timer:
+            async with _pool(heads_apart=True) as pool, asyncio.timeout(None) as timer:
                 watch.start(timer)
                 async with pool.stream(
                     "POST", self.target.root + path, headers=headers, content=content,
@@ -154,6 +155,8 @@ class Client:
                 answer.unreachable = _said(error)
             else:
                 answer.stream.end(failure=f"the connection broke: {_said(error)}")
+        finally:
+            watch.stop()
         answer.stream.end()
         return answer
 
@@ -161,7 +164,7 @@ class Client:
         self,
         response: httpcore2.Response,
         answer: Answer,
-        watch: _Watch,
+        watch: Watch,
         on_chunk: Callable[[Chunk], None] | None,
     ) -> None:
         wire = response.extensions["network_stream"]
@@ -170,7 +173,7 @@ class Client:
         answer.status, answer.content_type = response.status, _content_type(response)
         streaming = response.status == 200
         stream = answer.stream
-        async for piece in response.aiter_stream():
+        async for piece in _body(response, wire):
             if len(answer.body) < 65536 and not stream.text_seen:
                 answer.body += piece[:65536]
             if not streaming:
@@ -188,68 +191,20 @@ class Client:
             stream.end(failure=_no_stream(answer))
 
 
-class _Watch:
-    """Keeps the timer of one request at the limit that applies next."""
-
-    def __init__(self, limits: Limits, answer: Answer) -> None:
-        self.limits, self.answer = limits, answer
-        self.reached: str | None = None
-        self._tokens = 0
-        self._first_ns: int | None = None
-
-    def start(self, timer: asyncio.Timeout) -> None:
-        self._timer = timer
-        self._in(self.limits.connect_s + self.limits.first_token_s)
-
-    def chunk(self, chunk: Chunk, t_ns: int) -> None:
-        """A chunk came: which limit is next?"""
-        if chunk.text_chars or chunk.tokens:
-            self._tokens += 1  # at least one
-            self._first_ns = self._first_ns or t_ns
-        if chunk.finish is not None:
-            self._in(AFTER_FINISH_S)
-        elif self._first_ns is not None:
-            left_s = self.limits.decode_s - (t_ns - self._first_ns) / 1e9
-            if self._tokens >= self.limits.min_tokens and left_s <= 0:
-                self.reached = self._at_limit()
-            elif self._tokens >= self.limits.min_tokens:
-                self._in(min(self.limits.stall_s, left_s))
-            else:
-                self._in(self.limits.stall_s)
-
-    def expired(self) -> None:
-        """The timer ran out: say of what."""
-        stream, limits = self.answer.stream, self.limits
-        if stream.finish is not None:
-            stream.notes.append(
-                f"after its finish reason the stream stayed open for {AFTER_FINISH_S:g} s"
-            )
-            stream.end()
-        elif self._first_ns is None:
-            text = f"no token within {limits.first_token_s:g} s of the request"
-            if self.answer.status is None:
-                self.answer.unreachable = text
-            else:
-                stream.end(failure=text)
-        elif self._tokens >= limits.min_tokens and (
-            time.monotonic_ns() - self._first_ns >= limits.decode_s * 1e9
-        ):
-            stream.end(stopped=self._at_limit())
-        else:
-            stream.end(failure=f"stalled: no chunk for {limits.stall_s:g} s after {self._tokens}")
-
-    def _at_limit(self) -> str:
-        return f"ended by this client at its limit of {self.limits.decode_s:g} s of decoding"
-
-    def _in(self, seconds: float) -> None:
-        self._timer.reschedule(asyncio.get_running_loop().time() + seconds)
-
-
-def _pool() -> httpcore2.AsyncConnectionPool:
+def _pool(*, heads_apart: bool = False) -> httpcore2.AsyncConnectionPool:
     # A fresh connection a request: a kept one may be half closed, and a retry would hide it.
     return httpcore2.AsyncConnectionPool(
-        max_connections=1, max_keepalive_connections=0, network_backend=StampedBackend()
-    )
+        max_connections=1, max_keepalive_connections=0,
+        network_backend=StampedBackend(heads_apart=heads_apart),
+    )  # fmt: skip
+
+
+def _body(response: httpcore2.Response, wire: StampedStream) -> AsyncIterator[bytes]:
+    """Its pieces as they come: a chunked one past httpcore, which has had the head alone."""
+    wire.heads_apart = False
+    codings = [v.lower() for n, v in response.headers if n.lower() == b"transfer-encoding"]
+    own = response.status == 200 and codings == [b"chunked"]
+    return chunked_body(wire) if own else response.aiter_stream()
 
 
 _HTTP_ERRORS = (

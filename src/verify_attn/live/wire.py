@@ -7,6 +7,7 @@ time of each read before anything is parsed, so that a slow parser or a busy tas
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import time
@@ -16,17 +17,24 @@ from typing import Any
 
 import httpcore2
 
+_HEAD_END = re.compile(rb"\n\r?\n")
+
 
 class StampedStream(httpcore2.AsyncNetworkStream):
     """One connection.
 
     ``written_ns``    monotonic time just before the first byte of the last request was written
     ``last_read_ns``  monotonic time at which the read that `read` gave last came in
+    ``heads_apart``   a read ends where a head does, so that whoever reads on has all of the body
     """
 
-    def __init__(self, protocol: _Protocol, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, protocol: _Protocol, transport: asyncio.Transport, *, heads_apart: bool = False
+    ) -> None:
         self.written_ns: int | None = None
         self.last_read_ns = 0
+        self.heads_apart = heads_apart
+        self._head_end = b""  # of what was read so far
         self._protocol = protocol
         self._transport = transport
 
@@ -34,17 +42,33 @@ class StampedStream(httpcore2.AsyncNetworkStream):
         """The next read as it came, or b"" at the end."""
         protocol = self._protocol
         if not protocol.reads:
-            try:
-                async with asyncio.timeout(timeout):
-                    await protocol.wait()
-            except TimeoutError:
-                raise httpcore2.ReadTimeout(f"nothing came for {timeout:g} s") from None
+            if timeout is None:
+                await protocol.wait()
+            else:
+                try:
+                    async with asyncio.timeout(timeout):
+                        await protocol.wait()
+                except TimeoutError:
+                    raise httpcore2.ReadTimeout(f"nothing came for {timeout:g} s") from None
         if protocol.reads:
             self.last_read_ns, data = protocol.reads.popleft()
-            return data
+            return self._head_of(data) if self.heads_apart else data
         if protocol.error is not None:
             raise httpcore2.ReadError(str(protocol.error) or type(protocol.error).__name__)
         return b""
+
+    def _head_of(self, data: bytes) -> bytes:
+        """Up to the end of a head, if one ends here; the rest is read next, with this time."""
+        before = self._head_end
+        end = _HEAD_END.search(before + data)
+        if end is None:
+            self._head_end = (before + data)[-2:]
+            return data
+        self._head_end = b""
+        cut = end.end() - len(before)
+        if cut < len(data):
+            self._protocol.reads.appendleft((self.last_read_ns, data[cut:]))
+        return data[:cut]
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Hand over to the kernel; waits while its buffer is full."""
@@ -83,7 +107,7 @@ class StampedStream(httpcore2.AsyncNetworkStream):
             raise httpcore2.ConnectError(f"TLS failed: {error}") from None
         if transport is None:
             raise httpcore2.ConnectError("TLS failed: the server closed the connection")
-        return StampedStream(self._protocol, transport)
+        return StampedStream(self._protocol, transport, heads_apart=self.heads_apart)
 
     def get_extra_info(self, info: str) -> Any:
         """httpcore asks whether an idle connection has something to read."""
@@ -99,13 +123,14 @@ class _Protocol(asyncio.Protocol):
         self.error: Exception | None = None
         self.writable = asyncio.Event()
         self.writable.set()
+        self._loop = asyncio.get_running_loop()  # asked for once: it is a system call
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
         """Until there is a read, or the end."""
         if self.ended:
             return
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
@@ -139,6 +164,9 @@ class _Protocol(asyncio.Protocol):
 class StampedBackend(httpcore2.AsyncNetworkBackend):
     """Opens `StampedStream` connections on asyncio's loop."""
 
+    def __init__(self, *, heads_apart: bool = False) -> None:
+        self._heads_apart = heads_apart
+
     async def connect_tcp(
         self,
         host: str,
@@ -160,7 +188,7 @@ class StampedBackend(httpcore2.AsyncNetworkBackend):
             raise httpcore2.ConnectError(f"no such host: {error.strerror or error}") from None
         except OSError as error:
             raise httpcore2.ConnectError(str(error)) from None
-        return StampedStream(protocol, transport)
+        return StampedStream(protocol, transport, heads_apart=self._heads_apart)
 
     async def sleep(self, seconds: float) -> None:
         """Not used: there are no retries."""
