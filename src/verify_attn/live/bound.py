@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from verify_attn.live.absent import Absent
 from verify_attn.live.measure import Measurement
@@ -13,8 +14,10 @@ from verify_attn.live.tokens import Floats
 RESAMPLES = 2000
 CONFIDENCE = 0.95  # one-sided
 MIN_STEPS = 30
-# Steps are alike over short stretches (easy text, a busy moment): a block keeps them together.
-BLOCK_STEPS = 8
+# Steps are alike over short stretches (easy text, a busy moment): a block keeps them together, the
+# longer, the more a step is like the one before it.
+LEAST_BLOCK = 4
+LEAST_BLOCKS = 6
 
 
 @dataclass(frozen=True)
@@ -48,29 +51,55 @@ class Bounds:
 
 
 def bounds(repeats: list[Steps], seed: int = 0, confidence: float = CONFIDENCE) -> Bounds:
-    """Moving-block bootstrap of total tokens over total seconds; blocks stay in one repeat."""
+    """Circular-block bootstrap of total tokens over total seconds; blocks stay in one repeat.
+
+    Few blocks spread less than what they stand for: the distance from the rate to each bound is
+    stretched as Student's t is against the normal distribution.
+    """
     rng = np.random.default_rng(seed)
-    seconds = np.concatenate([steps.seconds for steps in repeats])
-    tokens = np.concatenate([steps.tokens for steps in repeats])
-    size = max(1, min(BLOCK_STEPS, min(len(steps.seconds) for steps in repeats)))
-    starts: list[int] = []
-    offset = 0
-    for steps in repeats:
-        starts += range(offset, offset + len(steps.seconds) - size + 1)
-        offset += len(steps.seconds)
-    blocks = max(1, round(len(seconds) / size))
+    total = sum(len(steps.seconds) for steps in repeats)
+    size = _block(repeats, total)
+    block_seconds = np.concatenate([_block_sums(steps.seconds, size) for steps in repeats])
+    block_tokens = np.concatenate([_block_sums(steps.tokens, size) for steps in repeats])
+    blocks = max(2, round(total / size))
     # Sums of every block, then sums of drawn blocks: no need to copy the steps themselves.
-    at = np.array(starts)
-    block_seconds = _window_sums(seconds, size)[at]
-    block_tokens = _window_sums(tokens, size)[at]
-    drawn = rng.integers(0, len(at), size=(RESAMPLES, blocks))
+    drawn = rng.integers(0, total, size=(RESAMPLES, blocks))
     rates = block_tokens[drawn].sum(axis=1) / np.maximum(block_seconds[drawn].sum(axis=1), 1e-12)
     low, high = np.quantile(rates, [1 - confidence, confidence])
-    return Bounds(float(low), float(high), len(seconds))
+    rate = _rate(repeats)
+    stretch = stats.t.ppf(confidence, blocks - 1) / stats.norm.ppf(confidence)
+    return Bounds(
+        max(0.0, rate - stretch * max(rate - float(low), 0.0)),
+        rate + stretch * max(float(high) - rate, 0.0),
+        total,
+    )
 
 
-def _window_sums(values: Floats, size: int) -> Floats:
-    total = np.concatenate(([0.0], np.cumsum(values)))
+def _rate(repeats: list[Steps]) -> float:
+    seconds = sum(float(steps.seconds.sum()) for steps in repeats)
+    return sum(float(steps.tokens.sum()) for steps in repeats) / seconds
+
+
+def _block(repeats: list[Steps], total: int) -> int:
+    """Steps a block: twice Carlstein's (1986) length for a series where each step remembers the one
+    before it as much as these do; his is the best for the middle of the distribution, and bounds
+    are about its ends."""
+    rate = _rate(repeats)
+    together = apart = 0.0
+    for steps in repeats:
+        ahead = steps.tokens - rate * steps.seconds
+        together += float((ahead[1:] * ahead[:-1]).sum())
+        apart += float((ahead * ahead).sum())
+    like = together / apart if apart else 0.0
+    like = min(max(like + (1 + 4 * like) / total, 0.0), 0.9)  # short series look less alike
+    length = float(2 * (2 * like / (1 - like**2)) ** (2 / 3) * total ** (1 / 3))
+    most = max(LEAST_BLOCK, total // LEAST_BLOCKS)
+    return max(1, min(max(LEAST_BLOCK, round(length)), most, *(len(s.seconds) for s in repeats)))
+
+
+def _block_sums(values: Floats, size: int) -> Floats:
+    """Of every block, the end continued by the beginning: each step is in as many as any other."""
+    total = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: size - 1])))))
     return total[size:] - total[:-size]
 
 

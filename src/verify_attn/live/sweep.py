@@ -36,6 +36,9 @@ from verify_attn.live.within import diagnose_answer
 
 OVERFLOW_ROOM = 1.02  # prompts miss their length by up to this
 LOG_LINES = 40
+# Our own request has ended: what still keeps the server busy is somebody else's, for how long
+# nobody knows.  A nonce in front of every prompt keeps the cache out as well.
+FLUSH_LIMIT_S = 8.0
 NO_LOG = Absent("no log was named, so none was read")
 
 
@@ -240,7 +243,7 @@ class Sweep:
         if not self.session.settings.flush or self.flush_note is not None:
             return
         found = await flush_cache(
-            self.session.client.fetch, self.session.facts.engine, limit_s=20.0
+            self.session.client.fetch, self.session.facts.engine, limit_s=FLUSH_LIMIT_S
         )
         if found.outcome != "done":
             # Nonces keep the cache out as well; say it once and do not wait for it every time.
