@@ -18,6 +18,8 @@ from pathlib import Path
 
 CORPORA = ("mixed", "prose", "code", "reasoning", "repetitive")
 _PARAGRAPH = range(200, 2400)  # characters
+_BLOCK = 100  # characters; who has 200 in common with a text has a whole block of it
+_USED_UP = 500  # paragraphs in a row that hold nothing new: all have been there
 _MIN_LETTERS = 0.7  # of a paragraph of prose; tables and code fall out
 _INSTRUCTION = (
     "\n\nContinue in the manner of the text above, at length and without repeating any of it."
@@ -32,7 +34,10 @@ class CorpusError(ValueError):
 def prompt(corpus: str, chars: int, seed: int) -> str:
     """About ``chars`` characters of ``corpus``: a fresh nonce, text by ``seed``, an instruction.
 
-    The nonce differs in every call, whatever the seed, so that no cache knows the prompt.
+    The nonce differs in every call, whatever the seed, so that no cache knows the prompt.  No 200
+    characters in a row occur twice, as long as there is text: Python's own has enough of ``mixed``
+    and ``code`` for 400,000 tokens and of ``prose`` for 100,000; ``reasoning`` never ends.  Longer
+    prompts begin again in another order, and ``repetitive`` is nothing but repetition.
     """
     nonce = f"[{secrets.token_hex(8)}]\n\n"
     text = _text(corpus, max(0, chars - len(nonce) - len(_INSTRUCTION)), seed)
@@ -45,13 +50,32 @@ def _text(corpus: str, chars: int, seed: int) -> str:
     if corpus == "repetitive":
         return (_PATTERN * (chars // len(_PATTERN) + 1))[:chars]
     parts: list[str] = []
-    length = 0
+    seen: set[str] = set()
+    length = repeated = 0
     for paragraph in _paragraphs(corpus, random.Random(seed)):
+        if repeated < _USED_UP:
+            own = _blocks_if_new(paragraph, seen)
+            repeated = 0 if own else repeated + 1
+            if not own:
+                continue
+            seen |= own
         parts.append(paragraph)
         length += len(paragraph) + 2
         if length >= chars:
             break
     return "\n\n".join(parts)[:chars]
+
+
+def _blocks_if_new(text: str, seen: set[str]) -> set[str]:
+    """Every hundred characters of ``text``; none if some are in ``seen``, or in it twice."""
+    own: set[str] = set()
+    for i in range(len(text) - _BLOCK + 1):
+        window = text[i : i + _BLOCK]
+        if window in seen or window in own:
+            return set()
+        if i % _BLOCK == 0:
+            own.add(window)
+    return own
 
 
 def _paragraphs(corpus: str, rng: random.Random) -> Iterator[str]:
