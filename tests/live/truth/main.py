@@ -11,6 +11,7 @@ import selectors
 import sys
 from typing import Any
 
+from tests.live.truth import priority
 from tests.live.truth.server import Server
 
 _PR_SET_TIMERSLACK = 29
@@ -47,6 +48,8 @@ def main() -> None:
     setup = pickle.loads(bytes.fromhex(sys.stdin.buffer.readline().decode()))
     if setup["core"] is not None:
         os.sched_setaffinity(0, {setup["core"]})
+    if setup["realtime"]:
+        priority.take()
     gc.disable()  # a collection would make a send late
     with asyncio.Runner(loop_factory=exact_timers) as runner:
         runner.run(serve(setup))

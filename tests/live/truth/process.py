@@ -22,7 +22,8 @@ class TruthServer:
 
     ``pin``: where there are two cores or more, the server gets one for itself and the calling
     thread keeps the others until the end; not under xdist, whose workers share the cores.
-    ``keep_bytes``: the log has the bytes of every send.
+    ``keep_bytes``: the log has the bytes of every send.  ``realtime``: the server's process goes
+    before all others, where the system allows that.
     """
 
     def __init__(
@@ -32,10 +33,11 @@ class TruthServer:
         pin: bool | None = None,
         keep_bytes: bool = False,
         spin: bool = True,
+        realtime: bool = False,
     ) -> None:
         self.scenario = scenario
         self.pin = "PYTEST_XDIST_WORKER" not in os.environ if pin is None else pin
-        self.options = {"keep_bytes": keep_bytes, "spin": spin}
+        self.options = {"keep_bytes": keep_bytes, "spin": spin, "realtime": realtime}
         self.port = 0
 
     @property

@@ -76,6 +76,8 @@ _PLAIN = Decode(step_s=0.005, jitter=0.03)
 _SPEC = Decode(step_s=0.010, jitter=0.03, committed=4.0, drafts=7)
 _FIVE = Settings(contexts=(1000, 2000, 4000, 8000, 16_000), max_tokens=120)
 _QUICK = Settings(contexts=(1000, 4000), max_tokens=300)
+_BRIEF = Settings(max_tokens=240)
+_TWO = Settings(contexts=(1000, 16_000))
 
 
 def _of(engine: Engine = "plain", **parts: Any) -> Scenario:
@@ -83,25 +85,26 @@ def _of(engine: Engine = "plain", **parts: Any) -> Scenario:
 
 
 def _healthy_formats() -> Iterator[Named]:
-    yield Named("plain", _of("vllm"))
+    yield Named("plain", _of("vllm"), settings=_BRIEF)
     one_to_eight = replace(_SPEC, pattern=(1, 5, 8, 2, 7, 3, 6, 4))
     yield Named("spec-chunks-1-to-8", _of("vllm", decode=one_to_eight))
     yield Named("bundled-first-chunk", _of("sglang", decode=replace(_SPEC, first_commit=6)))
     role = Wire(role="headers", keep_alive=True)
-    yield Named("role-only-first-chunk", _of("sglang", wire=role))
+    yield Named("role-only-first-chunk", _of("sglang", wire=role), settings=_BRIEF)
     thinking = Wire(reasoning_tokens=250, reasoning_key="both")
     yield Named("reasoning-first", _of("vllm", decode=_SPEC, wire=thinking))
     tools = Wire(tool_call=True, role_content="null")
     yield Named("tool-call", _of("vllm", decode=_SPEC, wire=tools))
     late = Wire(usage="finish", finish_event=False, usage_always=True)
-    yield Named("usage-in-last-choices-chunk", _of(wire=late))
-    delayed = Wire(usage_delay_s=0.4, usage_null=True)
-    yield Named("usage-late", _of("vllm", wire=delayed))
+    yield Named("usage-in-last-choices-chunk", _of(wire=late), settings=_BRIEF)
+    delayed = Wire(usage_delay_s=0.2, usage_null=True)
+    yield Named("usage-late", _of("vllm", wire=delayed), settings=_BRIEF)
     one_a_token = Wire(per_token=True, finish_event=True, usage="finish", role_content="null")
     speculating = _of("llamacpp", decode=_SPEC, wire=one_a_token)
     yield Named("one-event-a-token", speculating, settings=Settings(chat=False))
     strict = Wire(unknown_fields="422", done=False, finish_event=True, usage="finish")
-    yield Named("strict", _of(wire=replace(strict, usage_always=True, role="before")))
+    strict = replace(strict, usage_always=True, role="before")
+    yield Named("strict", _of(wire=strict), settings=_BRIEF)
     crlf = Wire(newline="\r\n", data_prefix="data:", ping_every=7, role_content="missing")
     yield Named("crlf-and-pings", _of(decode=_SPEC, wire=crlf))
     inflated = Tokenizer(inflation=1.39)
@@ -151,11 +154,11 @@ def _slow_engines() -> Iterator[Named]:
 
 def _misleading() -> Iterator[Named]:
     bursts = Fault(buffer_s=0.25)
-    yield Named("proxy-bursts", _of("vllm", fault=bursts), "proxy-buffering")
+    yield Named("proxy-bursts", _of("vllm", fault=bursts), "proxy-buffering", settings=_TWO)
     full = Fault(buffer_bytes=16_384)
-    yield Named("proxy-16-kb", _of(fault=full), "proxy-buffering")
+    yield Named("proxy-16-kb", _of(fault=full), "proxy-buffering", settings=_TWO)
     interval = Wire(chunk_interval=10)
-    yield Named("chunk-interval-10", _of("vllm", wire=interval), "chunk-interval")
+    yield Named("chunk-interval-10", _of("vllm", wire=interval), "chunk-interval", settings=_TWO)
     fake = Fault(fake_streaming=True)
     yield Named("fake-streaming", _of(fault=fake), "fake-streaming", settings=_QUICK)
     stall = Fault(stall_at=150, stall_s=0.7)
@@ -167,7 +170,7 @@ def _misleading() -> Iterator[Named]:
     yield Named("cache-hit-untold", untold, "prefix-cache-hit", settings=_FIVE)
     stops = replace(_PLAIN, stop_at=137)
     yield Named("early-stop", _of(decode=stops), "early-stop")
-    yield Named("missing-usage", _of(wire=Wire(usage="never")), "usage-missing")
+    yield Named("missing-usage", _of(wire=Wire(usage="never")), "usage-missing", settings=_BRIEF)
     warm = Fault(warm_up_s=1.0)
     yield Named("warm-up", _of("sglang", decode=_SPEC, fault=warm), "warm-up")
     others = Side(foreign_tok_per_s=400.0, foreign_committed=1.6)
@@ -183,7 +186,8 @@ def _broken() -> Iterator[Named]:
     yield Named("dropped-connection", _of(fault=Fault(reset_at=100)), cut, (failed,), _QUICK)
     yield Named("cut-chunk", _of(fault=Fault(cut_at=100)), cut, (failed,), _QUICK)
     yield Named("clean-close", _of(fault=Fault(close_at=100)), cut, (failed,), _QUICK)
-    yield Named("silence", _of(fault=Fault(silence_at=100)), "stall", (cut, failed), _QUICK)
+    soon = replace(_QUICK, stall_s=1.0)
+    yield Named("silence", _of(fault=Fault(silence_at=100)), "stall", (cut, failed), soon)
     hang = Fault(hang=True, on=(2,))
     impatient = replace(_QUICK, first_token_s=1.5)
     yield Named("silence-before-headers", _of(fault=hang), "stall", (failed,), impatient)
@@ -207,7 +211,7 @@ def _overflows() -> Iterator[Named]:
         "llamacpp": "llamacpp",
         "llamacpp-old": "llamacpp",
     }
-    settings = Settings(contexts=(1000, 16_000), max_tokens=200)
+    settings = Settings(contexts=(1000, 16_000), max_tokens=100)
     for form in get_args(Overflow):
         if form == "none":
             continue
