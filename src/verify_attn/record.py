@@ -84,7 +84,7 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text())
     except FileNotFoundError:
         raise RecordError(f"no record at {path}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} is no record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
     if version != SCHEMA_VERSION:

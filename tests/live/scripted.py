@@ -144,6 +144,9 @@ class ScriptedServer:
                 if not data:
                     return
                 buffer += data
+                if self.tls is None and buffer.startswith(b"\x16"):  # a client that speaks TLS
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    return
             self.requests.append(request)
             for action in self.script(request):
                 if isinstance(action, bytes):

@@ -59,6 +59,7 @@ class Answer:
     sent_ns: int | None = None
     status: int | None = None
     content_type: str = ""
+    location: str = ""
     body: bytes = b""
     unreachable: str | None = None
     stream: Stream = field(default_factory=Stream)
@@ -69,7 +70,7 @@ class Answer:
         """Why there is no usable answer, or None."""
         if self.unreachable is not None:
             return self.unreachable
-        if self.status is not None and not 200 <= self.status < 300:
+        if self.status not in (None, 200):
             return f"HTTP {self.status}: {self.message}"
         return self.stream.reason if self.stream.outcome == "failed" else None
 
@@ -81,6 +82,8 @@ class Answer:
     @property
     def message(self) -> str:
         """The server's own words in a body that was no stream."""
+        if self.location:
+            return f"it redirects to {self.location}, and redirects are not followed"
         found = error_message(self.error_body)
         if found:
             return found
@@ -121,7 +124,9 @@ class Client:
                     data += piece
                     if len(data) > MAX_BODY_BYTES:
                         raise Unreachable(f"{path} sent more than {MAX_BODY_BYTES} bytes")
-                return Reply(response.status, _content_type(response), bytes(data))
+                return Reply(
+                    response.status, _content_type(response), bytes(data), _location(response)
+                )
         except TimeoutError:
             raise Unreachable(f"{method} {path} gave no answer within {timeout_s:g} s") from None
         except _HTTP_ERRORS as error:
@@ -145,7 +150,7 @@ class Client:
                 watch.start(timer)
                 async with pool.stream(
                     "POST", self.target.root + path, headers=headers, content=content,
-                    extensions={"timeout": {"connect": limits.connect_s}},
+                    extensions={"timeout": {"connect": limits.connect_s}, "trace": watch.trace},
                 ) as response:  # fmt: skip
                     await self._follow(response, answer, watch, on_chunk)
         except TimeoutError:
@@ -171,6 +176,7 @@ class Client:
         assert isinstance(wire, StampedStream)
         answer.sent_ns = wire.written_ns
         answer.status, answer.content_type = response.status, _content_type(response)
+        answer.location = _location(response)
         streaming = response.status == 200
         stream = answer.stream
         async for piece in _body(response, wire):
@@ -217,11 +223,20 @@ def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _content_type(response: httpcore2.Response) -> str:
+def _header(response: httpcore2.Response, wanted: bytes) -> str:
     for name, value in response.headers:
-        if name.lower() == b"content-type":
-            return value.decode("latin-1").lower()
+        if name.lower() == wanted:
+            return value.decode("latin-1")
     return ""
+
+
+def _content_type(response: httpcore2.Response) -> str:
+    return _header(response, b"content-type").lower()
+
+
+def _location(response: httpcore2.Response) -> str:
+    """Where a redirect leads; empty for anything else."""
+    return _header(response, b"location") if 300 <= response.status < 400 else ""
 
 
 def _no_stream(answer: Answer) -> str:

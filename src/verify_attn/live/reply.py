@@ -14,11 +14,15 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """Status, content type (lower case, with its parameters) and the whole body."""
+    """Status, content type (lower case, with its parameters) and the whole body.
+
+    ``location`` is where a redirect leads, which is never followed.
+    """
 
     status: int
     content_type: str
     body: bytes
+    location: str = ""
 
     @property
     def ok(self) -> bool:

@@ -148,7 +148,7 @@ def recorded_request(path: Path) -> tuple[str, dict[str, Any]]:
     """
     try:
         body = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"--request {path}: {error}") from None
     if isinstance(body, dict) and isinstance(body.get("request"), dict):
         body = body["request"]

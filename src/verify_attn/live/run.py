@@ -195,7 +195,12 @@ def _scrub(value: Any, target: Target) -> Any:
     if isinstance(value, str):
         return target.scrub(value)
     if isinstance(value, dict):
-        return {target.scrub(str(k)): _scrub(v, target) for k, v in value.items()}
+        # A short key may be a word of the record's own: names and statuses stay what they are.
+        long = len(target.api_key or "") >= 8
+        return {
+            target.scrub(str(k)) if long else k: v if k == "status" else _scrub(v, target)
+            for k, v in value.items()
+        }
     if isinstance(value, list):
         return [_scrub(v, target) for v in value]
     return value

@@ -64,9 +64,13 @@ class Session:
         listed = facts.model_ids.value if isinstance(facts.model_ids, Fact) else []
         model = settings.model or (settings.request or {}).get("model") or next(iter(listed), None)
         if model is None:
+            root, said = client.target.root, facts.asked.get("/v1/models", "")
+            if said in ("401", "403"):
+                raise Unusable(_key_refused(root, f"HTTP {said} for /v1/models"))
+            why = facts.model_ids.reason if isinstance(facts.model_ids, Absent) else "an empty list"
             raise Unusable(
-                f"{client.target.root}/v1/models names no model; give one with --model, and check "
-                "that the URL is an OpenAI-compatible server's"
+                f"{root} names no model ({why}); give one with --model, and check that the URL is "
+                "an OpenAI-compatible server's"
             )
         session = Session(client, settings, facts, Dialect(settings.endpoint or "chat", model))
         await session._settle()
@@ -196,16 +200,13 @@ def _unusable(answer: Answer, root: str, model: str) -> Exception:
     if answer.unreachable is not None:
         return Dead(f"no answer from {root}: {answer.unreachable}")
     if answer.status in (401, 403):
-        return Unusable(
-            f"{root} refuses the API key (HTTP {answer.status}: {answer.message}); put a valid one "
-            "into the environment variable VERIFY_ATTN_API_KEY"
-        )
+        return Unusable(_key_refused(root, str(answer.failure)))
     if answer.status == 404:
         return Unusable(
             f"{root} has no such model or endpoint: {model!r} (HTTP 404: {answer.message}); see "
             "--model and --endpoint"
         )
-    if answer.error_body is None and "html" in answer.content_type:
+    if answer.error_body is None and "html" in answer.content_type and not answer.location:
         return Unusable(
             f"{root} answers with {answer.content_type}, not with JSON: this is no "
             "OpenAI-compatible server, or a proxy's page in front of one"
@@ -213,3 +214,10 @@ def _unusable(answer: Answer, root: str, model: str) -> Exception:
     if answer.status is not None and answer.status >= 500:
         return Dead(f"{root} cannot answer: {answer.failure}")
     return Unusable(f"{root} cannot be measured: {answer.failure}")
+
+
+def _key_refused(root: str, words: str) -> str:
+    return (
+        f"{root} refuses the API key ({words}); put a valid one into the environment variable "
+        "VERIFY_ATTN_API_KEY"
+    )

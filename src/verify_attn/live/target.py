@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -51,7 +52,26 @@ class Target:
 
     def scrub(self, text: str) -> str:
         """The text without the API key: a server may quote it back in an error."""
-        return text.replace(self.api_key, "[API key]") if self.api_key else text
+        if not self.api_key:
+            return text
+        for key in dict.fromkeys((self.api_key, repr(self.api_key)[1:-1], _in_json(self.api_key))):
+            text = _hidden(text, key)
+        return text
+
+
+def _in_json(key: str) -> str:
+    return json.dumps(key)[1:-1]
+
+
+def _hidden(text: str, key: str) -> str:
+    """Without the key, or its first half and more: words are cut short in the middle of it."""
+    start = key[: max(8, len(key) // 2)]
+    kept, at = [], 0
+    while (found := text.find(start, at)) >= 0:
+        kept += [text[at:found], "[API key]"]
+        same = (i for i, c in enumerate(key) if text[found + i : found + i + 1] != c)
+        at = found + next(same, len(key))
+    return "".join((*kept, text[at:]))
 
 
 def _shown(url: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verify_attn.live.chunk import Chunk
 
@@ -29,6 +29,11 @@ class Watch:
         self._timer, self._loop = timer, asyncio.get_running_loop()
         self._in(self.limits.connect_s + self.limits.first_token_s)
 
+    async def trace(self, step: str, info: dict[str, Any]) -> None:
+        """httpcore's word on what it does: the limit to the first token begins with the request."""
+        if step == "http11.send_request_headers.started":
+            self._in(self.limits.first_token_s)
+
     def stop(self) -> None:
         """The answer is over."""
         if self._alarm is not None:
@@ -39,6 +44,10 @@ class Watch:
         if chunk.text_chars or chunk.tokens:
             self._tokens += 1  # at least one
             self._first_ns = self._first_ns or t_ns
+        elif not chunk.has_choice:
+            return  # no sign that the answer goes on
+        elif self._first_ns is not None:
+            self._tokens += 1  # a token without text, or as good as one: else this has no end
         if chunk.finish is not None:
             self._in(AFTER_FINISH_S)
         elif self._first_ns is not None:

@@ -50,12 +50,12 @@ class Answers:
             return f"{path} was not asked"
         if isinstance(reply, Absent):
             return f"{path}: {reply.reason}"
-        return f"{path}: HTTP {reply.status}" if not reply.ok else f"{path} does not say"
+        return f"{path}: HTTP {_status(reply)}" if not reply.ok else f"{path} does not say"
 
     def summary(self) -> dict[str, str]:
         """Path -> status, for the record."""
         return {
-            path: str(reply.status) if isinstance(reply, Reply) else reply.reason
+            path: _status(reply) if isinstance(reply, Reply) else reply.reason
             for path, reply in self.replies.items()
         }
 
@@ -68,6 +68,10 @@ class Answers:
         """The names ``/v1/models`` lists."""
         names = [m["id"] for m in self.models() if isinstance(m.get("id"), str)]
         return Fact(names, "/v1/models data[].id") if names else Absent(self.why_not("/v1/models"))
+
+
+def _status(reply: Reply) -> str:
+    return f"{reply.status} to {reply.location}" if reply.location else str(reply.status)
 
 
 def _at(path: str, names: tuple[str, ...]) -> str:
