@@ -1,6 +1,6 @@
 """Throw broken answers of live servers at everything that reads them.
 
-python benchmarks/fuzz_live_readers.py --cases 1000000 --json results/fuzz_live_readers.json
+python benchmarks/fuzz_live_readers.py --cases 1000000 --json results/cpu/fuzz_live.json
 
 Every case is made from recordings of real servers by a few random edits, or from nothing; a
 reader may answer that it does not know, and may neither raise nor give a figure that is not

@@ -138,6 +138,7 @@ def test_llmeter_31_no_rate_of_one_token_or_none(tokens: int) -> None:
     assert m.completion_tokens == tokens
     assert isinstance(m.decode_tok_s, Absent)
     assert isinstance(m.step_ms, Absent)
+    assert isinstance(m.whole_tok_s, Absent) == (tokens == 0)
 
 
 def test_vllm_omni_6693_a_rate_that_cannot_be_is_absent_and_no_gate_passes_on_it() -> None:

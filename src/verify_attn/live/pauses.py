@@ -20,7 +20,8 @@ LONG_GAP_S = 0.25  # ... and long enough to be more than a busy machine's hiccup
 # Tokens that were held back come at once, or as fast as a connection gives them.
 RELEASE_SHARE = 0.2  # of the pause: within so much time after it ...
 RELEASED = 0.5  # ... came so much of what the pause had time for, beyond the usual
-RELEASE_S = 0.05  # the same after the first token, where no pause says how long
+RELEASE_S = 0.05  # the same after the first token, where no pause says how long ...
+RELEASE_START = 0.05  # ... or so much of the silence before it, LONG_GAP times as fast as later
 MIN_RELEASED = 24  # tokens; a prefill's own step may bring as many as a draft tree commits
 
 
@@ -45,7 +46,8 @@ def pauses(m: Measurement) -> Pauses:
     counts = np.add.reduceat(counts, at)
     held = None if isinstance(tokens, Absent) else _held_from_start(m, t_s, counts)
     if held is not None:
-        return Pauses([held], sound & (all_s[1:] > t_s[0] + RELEASE_S))
+        finding, release_s = held
+        return Pauses([finding], sound & (all_s[1:] > t_s[0] + release_s))
     gaps = np.diff(t_s) - overlap_s(t_s, m.stood_still)
     usual = float(np.median(gaps))
     i = int(np.argmax(gaps))
@@ -89,25 +91,40 @@ def _released(t_s: Floats, counts: Floats, i: int, pause: float) -> tuple[float 
     return came, last_s
 
 
-def _held_from_start(m: Measurement, t_s: Floats, counts: Floats) -> Finding | None:
-    """Silence, a burst, then the usual pace: part of the silence was decoding, not prefill."""
+def _held_from_start(m: Measurement, t_s: Floats, counts: Floats) -> tuple[Finding, float] | None:
+    """Silence, a burst, then the usual pace: part of the silence was decoding, not prefill.
+
+    With the finding, how long the burst took.
+    """
     if isinstance(m.first_token_s, Absent):
         return None
-    end = int(np.searchsorted(t_s, t_s[0] + RELEASE_S, side="right"))
-    later_s = float(t_s[-1] - t_s[0]) - RELEASE_S
+    for release_s in (RELEASE_S, RELEASE_START * m.first_token_s):
+        found = _released_at_first(m.first_token_s, t_s, counts, release_s)
+        if found is not None:
+            return found, release_s
+    return None
+
+
+def _released_at_first(
+    first_token_s: float, t_s: Floats, counts: Floats, release_s: float
+) -> Finding | None:
+    end = int(np.searchsorted(t_s, t_s[0] + release_s, side="right"))
+    later_s = float(t_s[-1] - t_s[0]) - release_s
     later = float(counts[end:].sum())
     if later_s < LONG_GAP_S or later <= 0:
         return None
     rate = later / later_s
     burst = float(counts[:end].sum())
     # What the burst is ahead of the steady pace was made before the first token came.
-    ahead_s = burst / rate - RELEASE_S
+    ahead_s = burst / rate - release_s
     enough = max(MIN_RELEASED, LONG_GAP * float(np.mean(counts[end:])))
     least = max(LONG_GAP_S, LONG_GAP_SHARE * float(t_s[-1] - t_s[0]))
-    if burst < enough or not least < ahead_s < m.first_token_s:
+    if burst < enough or not least < ahead_s < first_token_s:
         return None
+    if release_s > RELEASE_S and burst < LONG_GAP * rate * release_s:
+        return None  # an acceptance that falls is faster at first, too
     return Finding(
         "stall-then-burst", MEDIUM,
-        f"{m.first_token_s:.3g} s of silence, then {burst:.0f} tokens within "
-        f"{RELEASE_S * 1e3:.0f} ms and {rate:.0f} tok/s later: the first tokens were held back",
+        f"{first_token_s:.3g} s of silence, then {burst:.0f} tokens within "
+        f"{release_s * 1e3:.0f} ms and {rate:.0f} tok/s later: the first tokens were held back",
     )  # fmt: skip
