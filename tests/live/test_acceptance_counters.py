@@ -11,6 +11,8 @@ from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import (
     Acceptance,
     Own,
+    Samples,
+    cached_between,
     foreign_traffic,
     from_counters,
     from_events,
@@ -252,3 +254,24 @@ def test_sglang_29329_missing_key_is_absent_and_not_zero() -> None:
     )
     for junk in (None, [], {"internal_states": None}, {"internal_states": [None, 3, "x"]}):
         absent(from_server_info(junk))
+
+
+def test_steps_without_drafts_are_in_no_counter_and_count_all_the_same() -> None:
+    """An n-gram found after 33 of 300 tokens: 44 steps of 6, and 35 of one token each."""
+    found = accepted(from_counters(scrape(vllm(0, 0, 0, 0, 0)), scrape(vllm(44, 220, 220, 44, 44))))
+    assert found.committed_per_step == 6
+    assert found.committed_over(300) == pytest.approx(299 / 79)
+    # A counter that lags by a step or two, and an answer that was cut, say no such thing.
+    assert found.committed_over(1 + 264 + 12) == 6
+    assert found.committed_over(200) == 6
+
+
+def test_prefix_cache_hits_between_two_scrapes() -> None:
+    def hits(tokens: int) -> Samples:
+        return scrape(f'vllm:prefix_cache_hits_total{{engine="0"}} {tokens}\n')
+
+    assert cached_between(hits(128), hits(640)) == 512
+    assert cached_between(hits(128), hits(128)) == 0
+    assert absent(cached_between(hits(128), hits(0))).startswith("restarted")
+    assert absent(cached_between(hits(1), Absent("gone"))) == "gone"
+    assert absent(cached_between(scrape("x 1\n"), scrape("x 1\n"))).startswith("no counter")

@@ -157,8 +157,10 @@ def _cache_hits(points: list[Point]) -> list[Finding]:
         others = [item for item in left if item[0] is not fastest]
         n = np.array([_context(p) for p, _ in others], dtype=np.float64)
         curve = fit(n, np.array([t for _, t in others]))
-        usual = min(t for _, t in others)
-        expected = max(curve.at(_context(fastest)), usual) if curve is not None else usual
+        # A longer prompt takes no less than the shorter ones; than longer ones it well may.
+        shorter = [t for p, t in others if _context(p) < _context(fastest)]
+        least = min(shorter, default=0.0)
+        expected = max(curve.at(_context(fastest)), least) if curve is not None else least
         if seconds > CACHE_HIT * expected:
             break
         text = (

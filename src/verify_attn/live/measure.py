@@ -80,12 +80,12 @@ class Measurement:
         return (self.prompt_tokens - cached) / self.first_token_s
 
 
-def measure(answer: Answer, window_tokens: int = 128) -> Measurement:
-    """Measure an answer that has begun (a response came)."""
+def measure(answer: Answer, window_tokens: int = 128, *, drafted: bool = True) -> Measurement:
+    """Measure an answer that has begun (a response came); ``drafted`` as in `find_steps`."""
     stream = answer.stream
     sent_ns = answer.sent_ns if answer.sent_ns is not None else answer.started_ns
     line = timeline(stream, sent_ns)
-    steps = find_steps(line, stream)
+    steps = find_steps(line, stream, drafted=drafted)
     usage = stream.usage
     no_usage = Absent("the server sent no usage")
     prompt = usage.prompt_tokens if usage is not None else None

@@ -18,6 +18,9 @@ from verify_attn.live.tokens import Floats, Ints, Timeline
 # A step's own tokens are written one right after the other; no engine decodes this fast on its own.
 MAX_BURST_GAP_S = 1e-3
 MIN_GAP_RATIO = 6.0  # between the gaps of two steps and those inside one, as medians
+# What came this soon, as a share of the time of a quick step (the second tenth from below), is the
+# rest of a step whose tokens a busy machine let go in two parts.
+MIN_STEP_SHARE, QUICK = 0.5, 0.2
 # More tokens together than a drafter commits on average: something held the events back.
 MAX_COMMITTED_MEAN = 10.0
 CLOCK_GRAIN_S = 1e-5  # gaps below are alike: the time that one read takes
@@ -52,8 +55,12 @@ class Steps:
         return self.held_back is None
 
 
-def find_steps(timeline: Timeline, stream: Stream) -> Steps:
-    """Group the events of a timeline."""
+def find_steps(timeline: Timeline, stream: Stream, *, drafted: bool = True) -> Steps:
+    """Group the events of a timeline.
+
+    ``drafted`` is False where the server says that it drafted nothing: what came together then is
+    no step of several tokens.
+    """
     events = len(timeline.t_s)
     if events == 0:
         return Steps(timeline.t_s, timeline.tokens, "events")
@@ -68,7 +75,7 @@ def find_steps(timeline: Timeline, stream: Stream) -> Steps:
         gaps = np.diff(t_s)
         period = float(np.median(gaps)) if len(gaps) else None
         return Steps(t_s, tokens, "reads", held_back, period)
-    if _several_an_event(timeline):
+    if not drafted or _several_an_event(timeline):
         # Two steps whose events shared a read keep their own tokens; only their gap is lost.
         return Steps(timeline.t_s, timeline.tokens, "events")
     largest = int(np.diff(starts, append=events).max())
@@ -82,7 +89,9 @@ def find_steps(timeline: Timeline, stream: Stream) -> Steps:
 
 def _piled_up(timeline: Timeline, starts: Ints) -> bool:
     """Did events come together because something on the way, or this client, was late?"""
-    sizes, waits = np.diff(starts, append=len(timeline.t_s))[1:], np.diff(timeline.t_s[starts])
+    sizes = np.diff(starts, append=len(timeline.t_s))[1:]
+    # From end to end: what piled up may come in several reads, as fast as this client takes them.
+    waits = np.diff(timeline.t_s[np.append(starts[1:] - 1, len(timeline.t_s) - 1)])
     if len(sizes) < 8 or np.ptp(sizes) == 0 or np.ptp(waits) == 0:
         return False
     # By ranks, or one long pause would be all of it.
@@ -128,12 +137,14 @@ def burst_threshold(gaps_s: Floats) -> float | None:
     between = below * (len(logs) - below) * (high_mean - low_mean) ** 2
     cut = int(np.argmax(between)) + 1
     low, high = gaps[:cut], gaps[cut:]
-    if len(low) < 0.1 * len(gaps) or len(high) < 0.05 * len(gaps):
+    # Where most of a step's events share a read, few gaps are inside one.
+    if len(low) < 0.02 * len(gaps) or len(high) < 0.05 * len(gaps):
         return None
     low_median, high_median = float(np.median(low)), float(np.median(high))
     if low_median > MAX_BURST_GAP_S or high_median < MIN_GAP_RATIO * low_median:
         return None
-    return float(np.sqrt(low[-1] * high[0]))
+    quick = float(np.quantile(high, QUICK))
+    return max(float(np.sqrt(low[-1] * high[0])), MIN_STEP_SHARE * quick)
 
 
 def _held_back(timeline: Timeline, stream: Stream, starts: Ints) -> str | None:

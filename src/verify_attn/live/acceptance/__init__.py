@@ -1,6 +1,6 @@
 """How many drafts a live server accepts: from its counters, its answers and its log."""
 
-from verify_attn.live.acceptance.counters import from_counters
+from verify_attn.live.acceptance.counters import cached_between, from_counters
 from verify_attn.live.acceptance.crosscheck import (
     ForeignTraffic,
     Own,
@@ -10,7 +10,7 @@ from verify_attn.live.acceptance.crosscheck import (
 )
 from verify_attn.live.acceptance.events import from_events
 from verify_attn.live.acceptance.logs import LogReading, read_lines
-from verify_attn.live.acceptance.model import Acceptance
+from verify_attn.live.acceptance.model import Acceptance, NothingDrafted
 from verify_attn.live.acceptance.prometheus import Samples, parse_metrics, read_metrics
 from verify_attn.live.acceptance.server_info import from_server_info
 from verify_attn.live.acceptance.tail import LogTail
@@ -21,9 +21,11 @@ __all__ = [
     "ForeignTraffic",
     "LogReading",
     "LogTail",
+    "NothingDrafted",
     "Own",
     "Samples",
     "ServerTimings",
+    "cached_between",
     "cached_tokens",
     "foreign_running",
     "foreign_traffic",

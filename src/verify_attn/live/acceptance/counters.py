@@ -12,7 +12,7 @@ from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance.delta import delta, deltas_by
 from verify_attn.live.acceptance.figures import count
 from verify_attn.live.acceptance.gauges import sglang, tensorrt_llm
-from verify_attn.live.acceptance.model import Acceptance
+from verify_attn.live.acceptance.model import Acceptance, NothingDrafted
 from verify_attn.live.acceptance.prometheus import Samples
 
 # Both engines use these names behind their prefix; one "draft" is one verify step.
@@ -52,6 +52,19 @@ def from_counters(before: Samples | Absent, after: Samples | Absent) -> Acceptan
     return Absent("no speculation counters of an engine that is known here")
 
 
+def cached_between(before: Samples | Absent, after: Samples | Absent) -> int | Absent:
+    """Prompt tokens out of vLLM's prefix cache between two scrapes, all requests together."""
+    if isinstance(before, Absent):
+        return before
+    if isinstance(after, Absent):
+        return after
+    gained = delta(before, after, "vllm:prefix_cache_hits_total")
+    if isinstance(gained, Absent):
+        return gained
+    known = _whole(gained)
+    return Absent(f"prefix_cache_hits gained {gained!r}") if known is None else known
+
+
 def _counted(before: Samples, after: Samples, prefix: str, engine: str) -> Acceptance | Absent:
     totals = []
     for name in (_DRAFTS, _ACCEPTED, _PROPOSED):
@@ -64,7 +77,7 @@ def _counted(before: Samples, after: Samples, prefix: str, engine: str) -> Accep
         totals.append(total)
     steps, accepted, proposed = totals
     if steps == 0 and accepted == 0:
-        return Absent(
+        return NothingDrafted(
             f"no drafts between the two readings of {engine}'s counters: speculation is off, or "
             "nothing was drafted"
         )

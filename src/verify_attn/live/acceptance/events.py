@@ -19,7 +19,7 @@ from verify_attn.live.acceptance.figures import (
     first_count,
     member,
 )
-from verify_attn.live.acceptance.model import Acceptance
+from verify_attn.live.acceptance.model import Acceptance, NothingDrafted
 from verify_attn.live.acceptance.timings import ServerTimings, cached_tokens, server_timings
 
 __all__ = ["ServerTimings", "cached_tokens", "from_events", "server_timings"]
@@ -189,7 +189,9 @@ def _llamacpp(events: Sequence[Any]) -> Acceptance | Absent | None:
         return None
     proposed, accepted = count(timings.get("draft_n")), count(timings.get("draft_n_accepted"))
     if proposed is None or accepted is None:
-        return Absent("no speculation: llama.cpp's timings have no draft_n, so nothing was drafted")
+        return NothingDrafted(
+            "no speculation: llama.cpp's timings have no draft_n, so nothing was drafted"
+        )
     predicted = count(timings.get("predicted_n"))
     if predicted is None:
         return Absent("llama.cpp's timings have draft_n but no predicted_n")

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance.figures import share
 
 Scope = Literal["request", "interval", "since start", "log interval"]
 
 # Log lines and some gauges print two decimals.
 PRINTED_ROUNDING = 0.011
+
+
+class NothingDrafted(Absent):
+    """The server's own word that no token was proposed: every step commits exactly one."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,22 @@ class Acceptance:
         if self.committed is None or self.steps is None:
             return self.mean_committed
         return share(self.committed, self.steps)
+
+    def committed_over(self, tokens: int) -> float | None:
+        """Mean committed tokens a step of an answer of so many tokens, its first one left out.
+
+        The counters of vLLM and llama.cpp leave out the steps for which nothing was drafted (an
+        n-gram that was not found): whatever no verify step accounts for came one a step.  Less
+        than two steps' worth may be a counter that lags, and is left alone.
+        """
+        mean = self.committed_per_step
+        if self.committed is None or not self.steps or mean is None:
+            return mean
+        alone = tokens - 1 - self.committed
+        widest = 1 + (self.proposed_drafts or self.accepted_drafts or 0) / self.steps
+        if self.scope != "interval" or alone <= 2 * widest:
+            return mean
+        return (tokens - 1) / (self.steps + alone)
 
     @property
     def problems(self) -> list[str]:
