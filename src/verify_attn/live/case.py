@@ -42,7 +42,8 @@ def case_of(point: Point, verdict: Verdict, splits: list[Split], corpus: str) ->
         figures.put("committed_per_step", point.committed_per_step)
         figures.put("accepted_drafts_per_step", _less_one(point.committed_per_step))
         figures.put("step_ms", point.step_ms)
-        figures.put("total_tok_s", point.total_tok_s() if point.concurrency > 1 else None)
+        if point.concurrency > 1:
+            _streams(figures, point)
         for name in ("burst_tok_s", "two_point_tok_s", "whole_tok_s"):
             figures.put(name, _middle([getattr(t.measurement, name) for t in point.trials]))
         found = interval(point)
@@ -70,6 +71,30 @@ def case_of(point: Point, verdict: Verdict, splits: list[Split], corpus: str) ->
         "notes": list(point.notes),
         "answers": [_trial(trial) for trial in point.trials],
     }  # fmt: skip
+
+
+def _streams(figures: Figures, point: Point) -> None:
+    """Several streams: the total with the time it is over, and how far they lie apart."""
+    figures.put("total_tok_s", point.total_tok_s())
+    rounds = [found for found in point.rounds() if not isinstance(found, Absent)]
+    if rounds:
+        figures.metrics["total_over"] = "; ".join(sorted({found.over for found in rounds}))
+        figures.metrics["total_seconds"] = statistics.fmean(found.seconds for found in rounds)
+        figures.metrics["total_streams"] = min(found.streams for found in rounds)
+    for name, values in (
+        ("stream_tok_s", [t.measurement.decode_tok_s for t in point.usable]),
+        ("stream_first_token_s", [t.measurement.first_token_s for t in point.trials]),
+    ):
+        known = [value for value in values if not isinstance(value, Absent)]
+        if known:
+            figures.metrics[f"{name}_lowest"] = min(known)
+            figures.metrics[f"{name}_median"] = float(statistics.median(known))
+            figures.metrics[f"{name}_highest"] = max(known)
+    counted = [a for a in point.counted.values() if isinstance(a, Acceptance)]
+    if counted:
+        figures.metrics["server"] = [a.as_metrics() for a in counted]
+    else:
+        figures.put("server", next(iter(point.counted.values()), None))
 
 
 def audit(point: Point) -> dict[str, Any]:

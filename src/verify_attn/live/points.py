@@ -11,6 +11,7 @@ from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance.model import Acceptance
 from verify_attn.live.causes import Finding
 from verify_attn.live.measure import Measurement
+from verify_attn.live.together import Together, together
 from verify_attn.live.tokens import Floats
 
 
@@ -19,6 +20,7 @@ class Trial:
     """One answer at a point.
 
     ``repeat`` counts the rounds of the point; streams of one round ran side by side.
+    ``sent_ns`` is the monotonic time that the measurement's times count from.
     """
 
     measurement: Measurement
@@ -26,6 +28,7 @@ class Trial:
     acceptance: Acceptance | Absent
     cached_tokens: int | Absent
     repeat: int = 0
+    sent_ns: int = 0
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -64,6 +67,7 @@ class Point:
     """Everything about one context length and concurrency.
 
     ``skipped`` or ``error`` say why it was not measured; ``died`` that the server did.
+    ``counted`` is, by round, what the server's counters say of several streams together.
     """
 
     asked_context: int
@@ -75,6 +79,7 @@ class Point:
     skipped: str | None = None
     error: str | None = None
     died: str | None = None
+    counted: dict[int, Acceptance | Absent] = field(default_factory=dict)
 
     @property
     def usable(self) -> list[Trial]:
@@ -104,12 +109,18 @@ class Point:
 
     @property
     def committed_per_step(self) -> float | Absent:
-        """Median of the trials."""
+        """By the server's counters over all streams together, else the median of the trials."""
+        counted = self.counted_together
+        if counted is not None:
+            return counted
         return _median([trial.committed_per_step for trial in self.usable], self._why_no_rate)
 
     @property
     def step_ms(self) -> float | Absent:
-        """Median of the trials."""
+        """Committed tokens a step over the rate where those were counted together."""
+        counted, rate = self.counted_together, self.decode_tok_s
+        if counted is not None and not isinstance(rate, Absent):
+            return counted / rate * 1e3
         return _median([trial.step_ms for trial in self.usable], self._why_no_rate)
 
     @property
@@ -117,14 +128,49 @@ class Point:
         """Median of the trials."""
         return _median([t.measurement.first_token_s for t in self.trials], self._why_no_rate)
 
+    def close_round(self, repeat: int, counted: Acceptance | Absent) -> None:
+        """After several streams: what the counters say of them, and how many of them failed."""
+        if self.concurrency == 1:
+            return
+        self.counted[repeat] = counted
+        if self.error is not None:
+            ended = [t.measurement.outcome for t in self.trials if t.repeat == repeat]
+            failed = self.concurrency - sum(o in ("complete", "stopped") for o in ended)
+            self.error = f"{failed} of {self.concurrency} streams failed: {self.error}"
+
+    @property
+    def counted_together(self) -> float | None:
+        """Committed tokens a step over all streams and rounds, by the server's counters.
+
+        None where it does not count, or says it of every request by itself.
+        """
+        if any(
+            isinstance(t.acceptance, Acceptance) and t.acceptance.scope == "request"
+            for t in self.trials
+        ):
+            return None
+        known = [
+            (a.committed, a.steps)
+            for a in self.counted.values()
+            if isinstance(a, Acceptance) and a.scope == "interval"
+        ]
+        steps = sum(steps or 0 for _, steps in known)
+        return sum(committed or 0 for committed, _ in known) / steps if steps else None
+
+    def rounds(self) -> list[Together | Absent]:
+        """The streams of each round together."""
+        repeats = sorted({trial.repeat for trial in self.usable})
+        return [together([t for t in self.usable if t.repeat == n]) for n in repeats]
+
     def total_tok_s(self) -> float | Absent:
-        """All streams of a round together: the sum of their rates; the mean over the rounds."""
+        """All streams of a round together, see `Together`; the mean over the rounds."""
         if not self.usable:
             return self._why_no_rate()
-        rounds: dict[int, float] = {}
-        for trial in self.usable:
-            rounds[trial.repeat] = rounds.get(trial.repeat, 0.0) + _rate(trial.measurement)
-        return statistics.fmean(rounds.values())
+        rounds = self.rounds()
+        known = [found.tok_per_s for found in rounds if not isinstance(found, Absent)]
+        if known:
+            return statistics.fmean(known)
+        return next(found for found in rounds if isinstance(found, Absent))
 
     def step_gaps_s(self) -> Floats:
         """Gaps between steps of all usable trials."""

@@ -12,7 +12,6 @@ from verify_attn.live.acceptance import (
     Acceptance,
     LogReading,
     LogTail,
-    Own,
     cached_tokens,
     foreign_traffic,
     from_counters,
@@ -32,13 +31,11 @@ from verify_attn.live.server import flush_cache
 from verify_attn.live.server.errors import context_overflow
 from verify_attn.live.session import Session
 from verify_attn.live.settings import point_name
+from verify_attn.live.together import no_collection, own_work
 from verify_attn.live.within import diagnose_answer
 
 OVERFLOW_ROOM = 1.02  # prompts miss their length by up to this
 LOG_LINES = 40
-# Our own request has ended: what still keeps the server busy is somebody else's, for how long
-# nobody knows.  A nonce in front of every prompt keeps the cache out as well.
-FLUSH_LIMIT_S = 8.0
 NO_LOG = Absent("no log was named, so none was read")
 
 
@@ -130,7 +127,9 @@ class Sweep:
             if self.session.settings.keep_reads:
                 self.answers.append((f"{point.name}#{repeat}", answer))
         point.trials += trials
-        self._foreign(point, trials, foreign_traffic(before, after, _own(trials)), lines)
+        point.close_round(repeat, counted)
+        own = own_work(trials, len(answers))
+        self._foreign(point, trials, foreign_traffic(before, after, own), lines)
         if not point.skipped:
             await self._health(point)
 
@@ -179,8 +178,9 @@ class Sweep:
                 self.watch(progress)
 
         sends = (self.session.send(body, limit, on_chunk=on_chunk) for body in bodies)
-        async with LagWatch() as lag:
-            answers = await asyncio.gather(*sends)
+        with no_collection():
+            async with LagWatch() as lag:
+                answers = await asyncio.gather(*sends)
         for answer in answers:
             answer.stalls = lag.stalls
         return list(answers)
@@ -214,7 +214,8 @@ class Sweep:
         cached = cached_tokens(answer.stream.events)
         if isinstance(cached, Absent) and lines is not None:
             cached = lines.cached_tokens
-        trial = Trial(m, asked_tokens(body), acceptance, cached, repeat)
+        sent_ns = answer.sent_ns if answer.sent_ns is not None else answer.started_ns
+        trial = Trial(m, asked_tokens(body), acceptance, cached, repeat, sent_ns)
         trial.findings = diagnose_answer(m, trial.asked_tokens, acceptance, cached)
         if answer.failure is not None or m.outcome == "truncated":
             point.error = answer.failure or m.reason
@@ -238,12 +239,14 @@ class Sweep:
             for trial in trials:
                 if isinstance(trial.acceptance, Acceptance) and trial.acceptance.scope != "request":
                     trial.acceptance = Absent("the counters also counted others' requests")
+            others = Absent("the counters also counted others' requests")
+            point.counted = dict.fromkeys(point.counted, others)
 
     async def _flush(self) -> None:
         if not self.session.settings.flush or self.flush_note is not None:
             return
         found = await flush_cache(
-            self.session.client.fetch, self.session.facts.engine, limit_s=FLUSH_LIMIT_S
+            self.session.client.fetch, self.session.facts.engine, limit_s=20.0
         )
         if found.outcome != "done":
             # Nonces keep the cache out as well; say it once and do not wait for it every time.
@@ -271,15 +274,3 @@ def _overflowed(answer: Answer) -> str | None:
         if words is not None:
             return words
     return None
-
-
-def _own(trials: list[Trial]) -> Own:
-    def total(values: list[Any]) -> int | None:
-        known = [value for value in values if not isinstance(value, Absent)]
-        return sum(known) if values and len(known) == len(values) else None
-
-    return Own(
-        requests=len(trials),
-        completion_tokens=total([t.measurement.completion_tokens for t in trials]),
-        prompt_tokens=total([t.measurement.prompt_tokens for t in trials]),
-    )
