@@ -137,3 +137,15 @@ def test_steps_that_shared_a_read_share_its_wait() -> None:
     assert shared_gaps(t_s) == pytest.approx([0.0, 0.1, 0.1, 0.1, 0.1])
     assert shared_gaps(np.array([])).tolist() == []
     assert shared_gaps(np.array([2.0])).tolist() == []
+
+
+def test_what_piled_up_in_our_own_stalls_was_held_back_by_nobody() -> None:
+    """Most of the answer came in heaps, each at the end of a stall of this client's."""
+    sends = steady(100, 0.008, (3, 5))
+    stalls = [(t, t + 0.06) for t in np.arange(0.11, 0.9, 0.062)]
+    late = [
+        send._replace(at_s=next((b for a, b in stalls if a <= send.at_s < b), send.at_s))
+        for send in sends
+    ]
+    assert causes(late, running=True) == ["proxy-buffering"]
+    assert causes(late, running=True, stalls=stalls) == []

@@ -25,8 +25,10 @@ SUPERQUADRATIC = 2.25  # exponent of prefill: the attention of a prompt is quadr
 # models of 7B to 1T parameters.
 EARLY_CROSSOVER = 12_000
 QUADRATIC_SHARE = 0.6
-WARM_UP = 2.0  # times the prefill of a longer prompt
-CACHE_HIT = 0.25  # of the time that the others' fit says
+WARM_UP = 2.0  # times the prefill of a longer prompt ...
+WARM_UP_S = 0.25  # ... and more by more than a busy machine's hiccup
+CACHE_HIT = 0.25  # of the time that the others' fit says ...
+CACHE_HIT_S = 0.1  # ... and less by more than a busy machine adds
 NEAR_LIMIT = 0.3  # of the memory's rate: reading the KV this fast is physics, not a fault
 
 
@@ -161,7 +163,7 @@ def _cache_hits(points: list[Point]) -> list[Finding]:
         shorter = [t for p, t in others if _context(p) < _context(fastest)]
         least = min(shorter, default=0.0)
         expected = max(curve.at(_context(fastest)), least) if curve is not None else least
-        if seconds > CACHE_HIT * expected:
+        if seconds > min(CACHE_HIT * expected, expected - CACHE_HIT_S):
             break
         text = (
             f"{_context(fastest):,} tokens in {seconds:.3g} s, where the other points' fit says "
@@ -210,7 +212,9 @@ def _warm_up(points: list[Point], first: Point | None) -> list[Finding]:
         return []
     own = first.trials[0].measurement.first_token_s
     longer = [t for p in points if _context(p) > first.context and (t := _prefill_time(p))]
-    if isinstance(own, Absent) or not longer or own < WARM_UP * min(longer):
+    if isinstance(own, Absent) or not longer:
+        return []
+    if own < max(WARM_UP * min(longer), WARM_UP_S + min(longer)):
         return []
     text = (
         f"{own:.3g} s to the first token of {first.context:,} tokens in the first request, "

@@ -85,7 +85,12 @@ def measure(answer: Answer, window_tokens: int = 128, *, drafted: bool = True) -
     stream = answer.stream
     sent_ns = answer.sent_ns if answer.sent_ns is not None else answer.started_ns
     line = timeline(stream, sent_ns)
-    steps = find_steps(line, stream, drafted=drafted)
+    stood_still = tuple(
+        ((stall.begin_ns - sent_ns) / 1e9, (stall.end_ns - sent_ns) / 1e9)
+        for stall in answer.stalls
+        if stall.end_ns > sent_ns
+    )
+    steps = find_steps(line, stream, drafted=drafted, stood_still=stood_still)
     usage = stream.usage
     no_usage = Absent("the server sent no usage")
     prompt = usage.prompt_tokens if usage is not None else None
@@ -99,11 +104,6 @@ def measure(answer: Answer, window_tokens: int = 128, *, drafted: bool = True) -
     total = line.total
     rate = _decode_rate(line, steps)
     committed, step_ms = _step_figures(steps, 0, len(steps.t_s) - 1)
-    stood_still = tuple(
-        ((stall.begin_ns - sent_ns) / 1e9, (stall.end_ns - sent_ns) / 1e9)
-        for stall in answer.stalls
-        if stall.end_ns > sent_ns
-    )
     return Measurement(
         outcome=stream.outcome,
         reason=stream.reason,

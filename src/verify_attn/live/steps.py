@@ -6,6 +6,7 @@ in between holds everything back.  The time of a step is only known in the first
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,9 @@ MAX_BURST_EVENTS = 32  # deeper than any draft tree commits
 # not depend on its time, what piled up on the way is in proportion to it.
 MAX_PILED_UP = 0.6
 MIN_EVENTS = 32  # fewer say nothing about buffering
+AFTER_STALL_S = 0.02  # a server on the same machine stood still as well, and catches up too
+
+Spans = Sequence[tuple[float, float]]  # from when to when, in seconds
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,17 @@ class Steps:
         return self.held_back is None
 
 
-def find_steps(timeline: Timeline, stream: Stream, *, drafted: bool = True) -> Steps:
+def find_steps(
+    timeline: Timeline,
+    stream: Stream,
+    *,
+    drafted: bool = True,
+    stood_still: Spans = (),
+) -> Steps:
     """Group the events of a timeline.
 
     ``drafted`` is False where the server says that it drafted nothing: what came together then is
-    no step of several tokens.
+    no step of several tokens.  ``stood_still``: from when to when this client did nothing.
     """
     events = len(timeline.t_s)
     if events == 0:
@@ -69,7 +79,7 @@ def find_steps(timeline: Timeline, stream: Stream, *, drafted: bool = True) -> S
     if threshold is not None:
         # One release, or one step, may come in several reads.
         starts = starts[np.diff(timeline.t_s[starts], prepend=-np.inf) > threshold]
-    held_back = _held_back(timeline, stream, starts)
+    held_back = _held_back(timeline, stream, starts, stood_still)
     if held_back is not None:
         t_s, tokens = _grouped(timeline, starts)
         gaps = np.diff(t_s)
@@ -147,13 +157,21 @@ def burst_threshold(gaps_s: Floats) -> float | None:
     return max(float(np.sqrt(low[-1] * high[0])), MIN_STEP_SHARE * quick)
 
 
-def _held_back(timeline: Timeline, stream: Stream, starts: Ints) -> str | None:
+def _held_back(timeline: Timeline, stream: Stream, starts: Ints, stood_still: Spans) -> str | None:
     """Why the events cannot have left the engine when they arrived, or None."""
     events = len(timeline.t_s)
     if events < MIN_EVENTS or len(starts) < 3:
         return None
     # The median: one pause of this client or of the way leaves many events together once.
-    together = float(np.median(np.diff(starts, append=events)))
+    together_each = np.diff(starts, append=events)
+    # What piled up while this client stood still was not held back by anybody else.
+    arrived = timeline.t_s[starts]
+    ours = np.zeros(len(starts), dtype=bool)
+    for begin, end in stood_still:
+        ours |= (arrived >= begin) & (arrived <= end + AFTER_STALL_S)
+    if int((~ours).sum()) < 3:
+        return None
+    together = float(np.median(together_each[~ours]))
     if together < 2.5:
         return None
     sizes = np.array([stream.reads[i].size_bytes for i in np.unique(timeline.read)])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+_LOCK = Path(tempfile.gettempdir()) / "verify-attn-realtime.lock"
 
 
 def take() -> bool:
@@ -14,6 +19,14 @@ def take() -> bool:
     except (AttributeError, OSError):
         return False
     return True
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Two of these on one machine would only wait for each other."""
+    with _LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

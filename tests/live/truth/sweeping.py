@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from tests.live.truth.log import RequestLog
-from tests.live.truth.priority import realtime
+from tests.live.truth.priority import one_at_a_time, realtime
 from tests.live.truth.process import TruthServer
 from tests.live.truth.scenario import Scenario
 from tests.live.truth.scenarios import Named, Settings
@@ -83,7 +83,7 @@ def sweep(scenario: Scenario, how: Settings, **changes: object) -> Swept:
         **changes,  # type: ignore[arg-type]
     )
     prompt(settings.corpus, 1, 0)  # gathers its texts, once a process
-    with TruthServer(scenario, realtime=True) as server:
+    with one_at_a_time(), TruthServer(scenario, realtime=True) as server:
         run = Run(Target.parse(server.url), settings)
         with realtime() as undisturbed:
             asyncio.run(run.go(lambda progress: None))
