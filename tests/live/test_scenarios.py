@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.live.truth.process import TruthServer
-from tests.live.truth.scenarios import SCENARIOS, Named
+from tests.live.truth.scenarios import SCENARIOS, Named, healthy
+from tests.live.truth.scenarios import Settings as How
 from tests.live.truth.sweeping import CALM_S, Swept, exactly, pairs, sweep, wrong
 from verify_attn.live.absent import Absent
 from verify_attn.live.causes import LOW
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.timing
 
 MORE_TRIES = 2
 TTFT_S, RATE, COMMITTED = 0.003, 0.01, 0.02
+
+HEALTHY = How(contexts=(1000, 16_000), max_tokens=240)
 
 Say = Callable[[str], None]
 
@@ -95,6 +98,17 @@ def test_scenario(name: str, say: Say) -> None:
     record = swept.run.record(["verify-attn", "sweep"])
     assert [case["id"] for case in record["cases"]] == [p.name for p in swept.run.points]
     json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize("seed", [100, 101, 102])
+def test_healthy(seed: int, say: Say) -> None:
+    """Seeds that benchmarks/confusion_matrix.py does not sweep: it has the first 50."""
+    named = Named(f"healthy-{seed}", healthy(seed), settings=HEALTHY)
+    swept = until_calm(named, say)
+    assert wrong(named, swept.causes) is None, evidence(swept)
+    assert off(swept) == []
+    check_statuses(named, swept)
+    check_committed(swept)
 
 
 def check_statuses(named: Named, swept: Swept) -> None:
