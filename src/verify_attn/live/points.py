@@ -49,7 +49,11 @@ class Trial:
             seen = Absent("the server's chunks are not its steps")
         if isinstance(self.acceptance, Absent):
             return seen
-        said = self.acceptance.committed_per_step
+        tokens = self.measurement.completion_tokens
+        said = (
+            self.acceptance.committed_per_step if isinstance(tokens, Absent)
+            else self.acceptance.committed_over(tokens)
+        )  # fmt: skip
         counted = self.acceptance.scope in ("request", "interval")
         return said if said is not None and (counted or isinstance(seen, Absent)) else seen
 

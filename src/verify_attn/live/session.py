@@ -23,6 +23,7 @@ from verify_attn.live.reply import Unreachable
 from verify_attn.live.requests import Dialect, Refused, granted, negotiate
 from verify_attn.live.server import Fact, ServerFacts, read_server
 from verify_attn.live.settings import Settings
+from verify_attn.live.sizing import Tokenizer
 
 PROBE_TOKENS = 16
 CALIBRATION_TOKENS = (64, 1024, 1024)
@@ -53,6 +54,7 @@ class Session:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sent: int = 0
+    tokenizer: Tokenizer | None = None
 
     @staticmethod
     async def open(client: Client, settings: Settings) -> Session:
@@ -104,6 +106,7 @@ class Session:
 
     async def _calibrate(self) -> None:
         """A few one-token requests, by which a prompt's length is known in the server's tokens."""
+        self.tokenizer = Tokenizer(self.client.fetch, self.dialect.model)
         longest = max(self.settings.contexts)
         first: float | Absent = self._first_s
         for i, tokens in enumerate(CALIBRATION_TOKENS):
@@ -117,6 +120,8 @@ class Session:
         answer = await self.send(self.dialect.body(text, 1), FIRST_TOKEN_S)
         m = measure(answer)
         self.learn(len(text), m)
+        if self.tokenizer is not None and not isinstance(m.prompt_tokens, Absent):
+            await self.tokenizer.observe(text, m.prompt_tokens)
         if answer.failure is not None and answer.unreachable is not None:
             raise Dead(f"the server stopped answering: {answer.failure}")
         return m
@@ -133,6 +138,17 @@ class Session:
             self.calibration.observe(chars, m.prompt_tokens)
             if not isinstance(m.first_token_s, Absent):
                 self.first_tokens.append((m.prompt_tokens, m.first_token_s))
+
+    async def text(self, tokens: int, seed: int) -> str:
+        """A prompt of so many tokens: counted by the server's own tokenizer, else by the rate."""
+
+        def make(chars: int) -> str:
+            return prompt(self.settings.corpus, chars, seed)
+
+        chars = self.calibration.chars_for(tokens)
+        if self.tokenizer is None:
+            return make(chars)
+        return await self.tokenizer.sized(make, chars, tokens)
 
     def first_token_limit_s(self, context: int, streams: int) -> float:
         """Time allowed to the first token: half as much again as the measured prompts foretell.

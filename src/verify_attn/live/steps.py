@@ -22,6 +22,9 @@ MIN_GAP_RATIO = 6.0  # between the gaps of two steps and those inside one, as me
 # What came this soon, as a share of the time of a quick step (the second tenth from below), is the
 # rest of a step whose tokens a busy machine let go in two parts.
 MIN_STEP_SHARE, QUICK = 0.5, 0.2
+# What was made before it came takes next to no time to arrive: longer, as a share of the wait
+# before it, and the short gaps are the steps of a fast server, the long ones this client's pauses.
+MAX_INNER_SHARE = 0.25
 # More tokens together than a drafter commits on average: something held the events back.
 MAX_COMMITTED_MEAN = 10.0
 CLOCK_GRAIN_S = 1e-5  # gaps below are alike: the time that one read takes
@@ -152,6 +155,8 @@ def burst_threshold(gaps_s: Floats) -> float | None:
         return None
     low_median, high_median = float(np.median(low)), float(np.median(high))
     if low_median > MAX_BURST_GAP_S or high_median < MIN_GAP_RATIO * low_median:
+        return None
+    if float(low.sum()) / len(high) > MAX_INNER_SHARE * high_median:
         return None
     quick = float(np.quantile(high, QUICK))
     return max(float(np.sqrt(low[-1] * high[0])), MIN_STEP_SHARE * quick)

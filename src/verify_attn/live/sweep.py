@@ -12,6 +12,8 @@ from verify_attn.live.acceptance import (
     Acceptance,
     LogReading,
     LogTail,
+    NothingDrafted,
+    cached_between,
     cached_tokens,
     foreign_traffic,
     from_counters,
@@ -25,7 +27,6 @@ from verify_attn.live.client import Answer
 from verify_attn.live.lag import LagWatch
 from verify_attn.live.measure import measure
 from verify_attn.live.points import Point, Trial
-from verify_attn.live.prompts import prompt
 from verify_attn.live.requests import asked_tokens, replayed
 from verify_attn.live.server import flush_cache
 from verify_attn.live.server.errors import context_overflow
@@ -46,6 +47,15 @@ class Progress:
     point: str
     phase: str
     tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the server's counters and its log said of the time of one round."""
+
+    acceptance: Acceptance | Absent
+    cached_tokens: int | Absent
+    lines: LogReading | None
 
 
 def _unwatched(progress: Progress) -> None:
@@ -108,18 +118,18 @@ class Sweep:
         """One round of a point: its streams side by side, then health."""
         await self._flush()
         repeat = 1 + max((trial.repeat for trial in point.trials), default=-1)
-        bodies = [self._body(point, repeat, i) for i in range(point.concurrency)]
+        bodies = [await self._body(point, repeat, i) for i in range(point.concurrency)]
         if not isinstance(self.log, Absent):
             self.log.mark()
         before = await read_metrics(self.session.client.fetch)
         answers = await self._answers(point, [body for body, _ in bodies])
         await self.session.rest()
         after = await read_metrics(self.session.client.fetch)
-        counted = from_counters(before, after)
         lines = self._lines(point.concurrency)
+        around = Around(from_counters(before, after), cached_between(before, after), lines)
         trials: list[Trial] = []
         for answer, (body, chars) in zip(answers, bodies, strict=True):
-            trial = self._trial(point, answer, body, counted, lines, repeat)
+            trial = self._trial(point, answer, body, around, repeat)
             if trial is not None:
                 trials.append(trial)
                 if chars:
@@ -127,21 +137,20 @@ class Sweep:
             if self.session.settings.keep_reads:
                 self.answers.append((f"{point.name}#{repeat}", answer))
         point.trials += trials
-        point.close_round(repeat, counted)
+        point.close_round(repeat, around.acceptance)
         own = own_work(trials, len(answers))
         self._foreign(point, trials, foreign_traffic(before, after, own), lines)
         if not point.skipped:
             await self._health(point)
 
-    def _body(self, point: Point, repeat: int, stream: int) -> tuple[dict[str, Any], int]:
+    async def _body(self, point: Point, repeat: int, stream: int) -> tuple[dict[str, Any], int]:
         """(body, characters of its prompt; 0 for a recorded one)."""
         session = self.session
         settings = session.settings
         if settings.request is not None:
             return replayed(session.dialect, settings.request, settings.max_tokens), 0
-        chars = session.calibration.chars_for(point.asked_context)
         seed = settings.seed + 7919 * repeat + 104729 * stream + point.asked_context
-        text = prompt(settings.corpus, chars, seed)
+        text = await session.text(point.asked_context, seed)
         return session.dialect.body(text, self._max_tokens(point)), len(text)
 
     def _max_tokens(self, point: Point) -> int:
@@ -190,8 +199,7 @@ class Sweep:
         point: Point,
         answer: Answer,
         body: dict[str, Any],
-        counted: Acceptance | Absent,
-        lines: LogReading | None,
+        around: Around,
         repeat: int,
     ) -> Trial | None:
         """Measure an answer; None where there is none to measure."""
@@ -205,13 +213,17 @@ class Sweep:
             point.error = str(answer.failure)
             point.findings.append(Finding(cause, HIGH, point.error, (point.name,)))
             return None
-        m = measure(answer, self.session.settings.window_tokens)
         acceptance = from_events(answer.stream.events)
-        if isinstance(acceptance, Absent) and point.concurrency == 1:
-            acceptance = counted
-            if isinstance(counted, Absent) and lines is not None:
+        alone, lines = point.concurrency == 1, around.lines
+        if alone and isinstance(acceptance, Absent) and not isinstance(acceptance, NothingDrafted):
+            acceptance = around.acceptance
+            if isinstance(acceptance, Absent) and lines is not None:
                 acceptance = lines.acceptance
+        drafted = not isinstance(acceptance, NothingDrafted)
+        m = measure(answer, self.session.settings.window_tokens, drafted=drafted)
         cached = cached_tokens(answer.stream.events)
+        if alone and isinstance(cached, Absent) and not isinstance(around.cached_tokens, Absent):
+            cached = around.cached_tokens
         if isinstance(cached, Absent) and lines is not None:
             cached = lines.cached_tokens
         sent_ns = answer.sent_ns if answer.sent_ns is not None else answer.started_ns
