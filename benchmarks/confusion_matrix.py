@@ -23,7 +23,6 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for tests.live.truth
 
@@ -106,24 +105,23 @@ def chosen(first: int, seeds: int, only: Sequence[str]) -> list[tuple[str, Named
 
 def show(console: Console, counted: Counted) -> None:
     """The matrix without its empty columns, the errors, and what was wrong."""
-    columns = [c for c in (NONE, *CAUSES, "(raised)") if any(c in row for row in _rows(counted))]
-    table = Table("injected", *(str(i + 1) for i in range(len(columns))), title="named")
+    columns = [
+        c for c in (NONE, *CAUSES, "(raised)") if any(c in r for r in counted.matrix.values())
+    ]
+    lines = [f"{'injected':30}" + "".join(f"{i + 1:4}" for i in range(len(columns))) + "   named"]
     for injected, row in counted.matrix.items():
-        table.add_row(injected, *(str(row[c]) if row[c] else "" for c in columns))
-    console.print(table)
-    console.print("   ".join(f"{i + 1} {c}" for i, c in enumerate(columns)))
+        lines.append(f"{injected:30}" + "".join(f"{row[c] or '':4}" for c in columns))
+    lines += [f"{i + 1:4} {name}" for i, name in enumerate(columns)]
+    console.print("\n".join(line.rstrip() for line in lines), soft_wrap=True, highlight=False)
     for name, found in counted.summary().items():
         console.print(
             f"error of {name}: median {found['median']:.3g}, p90 {found['p90']:.3g}, "
-            f"max {found['max']:.3g} ({found['answers']} answers)"
+            f"max {found['max']:.3g} ({found['answers']} answers)",
+            soft_wrap=True,
         )
     for case in counted.cases:
         if case["status"] != "pass":
             console.print(f"{case['id']}: {case['reason']}", markup=False, soft_wrap=True)
-
-
-def _rows(counted: Counted) -> list[Counter[str]]:
-    return list(counted.matrix.values())
 
 
 @click.command()
