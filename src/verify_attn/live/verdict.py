@@ -22,9 +22,8 @@ NO_PASS = {
     "usage-missing": "the server does not count its tokens",
 }
 
-
-# Causes that make a server slow.  Where one is named and no floor says how slow is allowed, the point
-# is not passed over in silence.
+# Causes that make a server slow.  Where one is named and no floor says how slow is allowed, the
+# point is not passed over in silence.
 SLOWS = {
     "acceptance-falls", "prefill-superlinear", "step-time-grows", "step-time-linear-in-context",
     "step-time-superlinear",
