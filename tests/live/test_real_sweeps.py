@@ -67,6 +67,7 @@ class TestLlamaCpp:
             assert server["facts"]["context_limit"]["value"] == 16384
             assert server["granted"]["usage"]
             assert server["extras_refused"] == {}
+            assert server["calibration"]["sized_by"] == "the server's /tokenize"
             for point in run.points:
                 assert point.context == pytest.approx(point.asked_context, rel=0.02)
                 assert run.verdict(point).status in ("pass", "inconclusive")
@@ -249,6 +250,8 @@ class TestTransformersServe:
         assert {"ignore_eos", "cache_prompt", "return_token_ids"} <= set(refused)
         assert all("Unexpected fields" in words for words in refused.values())
         assert set(server["extras_sent"]) & set(refused) == set()
+        sized_by = server["calibration"]["sized_by"]
+        assert sized_by == "tokens a character (/tokenize: HTTP 404)"
         for case in done.record["cases"]:
             (answer,) = case["answers"]
             # No tokenizer to ask: what holds on average is off for one text of it.

@@ -179,6 +179,7 @@ class Run:
             "calibration": {
                 "overhead_tokens": overhead, "tokens_per_char": rate,
                 "requests": len(session.calibration.seen),
+                "sized_by": session.sized_by,
             },
             "notes": list(session.notes),
         }  # fmt: skip

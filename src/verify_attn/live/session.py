@@ -23,7 +23,7 @@ from verify_attn.live.reply import Unreachable
 from verify_attn.live.requests import Dialect, Refused, granted, negotiate
 from verify_attn.live.server import Fact, ServerFacts, read_server
 from verify_attn.live.settings import Settings
-from verify_attn.live.sizing import Tokenizer
+from verify_attn.live.sizing import ROUTE, Tokenizer
 
 PROBE_TOKENS = 16
 CALIBRATION_TOKENS = (64, 1024, 1024)
@@ -138,6 +138,16 @@ class Session:
             self.calibration.observe(chars, m.prompt_tokens)
             if not isinstance(m.first_token_s, Absent):
                 self.first_tokens.append((m.prompt_tokens, m.first_token_s))
+
+    @property
+    def sized_by(self) -> str:
+        """How prompts get their length."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return "the recorded request's own length"
+        if tokenizer.missing is None and tokenizer.seen:
+            return f"the server's {ROUTE}"
+        return f"tokens a character ({tokenizer.missing or 'the server sent no usage'})"
 
     async def text(self, tokens: int, seed: int) -> str:
         """A prompt of so many tokens: counted by the server's own tokenizer, else by the rate."""
