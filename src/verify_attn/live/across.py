@@ -13,6 +13,7 @@ from verify_attn.live.absent import Absent
 from verify_attn.live.causes import HIGH, LOW, MEDIUM, Finding
 from verify_attn.live.changes import SIGNIFICANT
 from verify_attn.live.fits import Fit, fit, steepness
+from verify_attn.live.measure import Measurement
 from verify_attn.live.points import Point
 
 STEP_GROWTH = 2.0  # over the sweep, before it counts
@@ -120,6 +121,28 @@ def split(
         return Absent(f"the steps of {against} are not known")
     mine_rate, mine_committed, mine_step = (float(v) for v in mine if not isinstance(v, Absent))
     return Split(against, mine_rate / rate, mine_committed / committed, mine_step / step_ms)
+
+
+def worst_window(m: Measurement) -> Split | Absent:
+    """The slowest window of an answer against its fastest."""
+    if len(m.windows) < 2:
+        return Absent("fewer than 2 windows")
+    best = max(m.windows, key=lambda w: w.tok_per_s)
+    worst = min(m.windows, key=lambda w: w.tok_per_s)
+    for window in (best, worst):
+        for value in (window.committed, window.step_ms):
+            if isinstance(value, Absent):
+                return value
+    committed, step_ms = (
+        [float(v) for v in pair if not isinstance(v, Absent)]
+        for pair in ((worst.committed, best.committed), (worst.step_ms, best.step_ms))
+    )
+    return Split(
+        f"the best window, from token {best.first}",
+        worst.tok_per_s / best.tok_per_s,
+        committed[0] / committed[1],
+        step_ms[0] / step_ms[1],
+    )
 
 
 def overview(points: list[Point], kv: KvRead | None) -> Overview:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from verify_attn.live.absent import Absent
+from verify_attn.live.acceptance import ServerTimings
 from verify_attn.live.acceptance.model import Acceptance
-from verify_attn.live.across import Split
+from verify_attn.live.across import Split, worst_window
 from verify_attn.live.client import Answer
 from verify_attn.live.measure import Measurement, Window
 from verify_attn.live.points import Point, Trial
@@ -148,6 +150,12 @@ def _trial(trial: Trial) -> dict[str, Any]:
     figures.put("step_ms", trial.step_ms)
     figures.put("cached_tokens", trial.cached_tokens)
     figures.put("prefill_tok_s", _prefill(trial))
+    slowest = worst_window(m)
+    figures.put("worst_window", slowest if isinstance(slowest, Absent) else slowest.as_json())
+    if isinstance(trial.timings, ServerTimings):
+        figures.metrics["server_timings"] = {
+            name: value for name, value in asdict(trial.timings).items() if value is not None
+        }
     if isinstance(trial.acceptance, Acceptance):
         figures.metrics["server"] = trial.acceptance.as_metrics()
         if trial.acceptance.problems:

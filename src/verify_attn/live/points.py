@@ -9,6 +9,7 @@ import numpy as np
 
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance.model import Acceptance
+from verify_attn.live.acceptance.timings import ServerTimings
 from verify_attn.live.causes import Finding
 from verify_attn.live.measure import Measurement
 from verify_attn.live.together import Together, together
@@ -30,6 +31,8 @@ class Trial:
     repeat: int = 0
     sent_ns: int = 0
     findings: list[Finding] = field(default_factory=list)
+    # The server's own clock, where it tells; for comparison only.
+    timings: ServerTimings | None = None
 
     @property
     def usable(self) -> bool:

@@ -185,6 +185,8 @@ class Run:
         }  # fmt: skip
         if self.sweep is not None:
             server["died_at"] = self.sweep.died
+            if self.sweep.flushes:
+                server["notes"].append(f"prefix cache flushed {self.sweep.flushes} times")
             if self.sweep.flush_note:
                 server["notes"].append(self.sweep.flush_note)
             if isinstance(self.sweep.log, Absent):

@@ -12,12 +12,10 @@ from verify_attn.live.acceptance import (
     Acceptance,
     LogReading,
     LogTail,
-    NothingDrafted,
     cached_between,
-    cached_tokens,
     foreign_traffic,
     from_counters,
-    from_events,
+    from_sglang_routes,
     read_lines,
     read_metrics,
 )
@@ -25,18 +23,18 @@ from verify_attn.live.causes import HIGH, Finding
 from verify_attn.live.chunk import Chunk
 from verify_attn.live.client import Answer
 from verify_attn.live.lag import LagWatch
-from verify_attn.live.measure import measure
 from verify_attn.live.points import Point, Trial
-from verify_attn.live.requests import asked_tokens, replayed
+from verify_attn.live.requests import replayed
 from verify_attn.live.server import flush_cache
-from verify_attn.live.server.errors import context_overflow
 from verify_attn.live.session import Session
 from verify_attn.live.settings import point_name
 from verify_attn.live.together import no_collection, own_work
-from verify_attn.live.within import diagnose_answer
+from verify_attn.live.trial import Around, make_trial, skip_too_long
 
-OVERFLOW_ROOM = 1.02  # prompts miss their length by up to this
 LOG_LINES = 40
+# Our own request has ended: what still keeps the server busy is somebody else's, for how long
+# nobody knows.  A nonce in front of every prompt keeps the cache out as well.
+FLUSH_LIMIT_S = 8.0
 NO_LOG = Absent("no log was named, so none was read")
 
 
@@ -47,15 +45,6 @@ class Progress:
     point: str
     phase: str
     tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Around:
-    """What the server's counters and its log said of the time of one round."""
-
-    acceptance: Acceptance | Absent
-    cached_tokens: int | Absent
-    lines: LogReading | None
 
 
 def _unwatched(progress: Progress) -> None:
@@ -72,6 +61,7 @@ class Sweep:
     log: LogTail | Absent = NO_LOG
     died: str | None = None
     flush_note: str | None = None
+    flushes: int = 0
     answers: list[tuple[str, Answer]] = field(default_factory=list)
 
     async def visit(self, context: int, streams: int) -> Point:
@@ -83,7 +73,7 @@ class Sweep:
             return point
         reason = self._too_long(context, streams)
         if reason is not None:
-            self._overflow(point, f"not sent: {reason}")
+            skip_too_long(point, f"not sent: {reason}")
             return point
         for _ in range(self.session.settings.repeats):
             await self.measure(point)
@@ -109,11 +99,6 @@ class Sweep:
             return f"{streams} streams of {need:,} tokens do not fit the KV pool of {pool.value:,}"
         return None
 
-    @staticmethod
-    def _overflow(point: Point, words: str) -> None:
-        point.skipped = f"context overflow: {words}"
-        point.findings.append(Finding("context-overflow", HIGH, words, (point.name,)))
-
     async def measure(self, point: Point) -> None:
         """One round of a point: its streams side by side, then health."""
         await self._flush()
@@ -126,10 +111,16 @@ class Sweep:
         await self.session.rest()
         after = await read_metrics(self.session.client.fetch)
         lines = self._lines(point.concurrency)
-        around = Around(from_counters(before, after), cached_between(before, after), lines)
+        if lines is not None:
+            point.notes += [note for note in lines.notes if note not in point.notes]
+        counted = from_counters(before, after)
+        if type(counted) is Absent and self.session.facts.engine == "SGLang":
+            counted = await self._sglang(counted)
+        around = Around(counted, cached_between(before, after), lines)
+        window = self.session.settings.window_tokens
         trials: list[Trial] = []
         for answer, (body, chars) in zip(answers, bodies, strict=True):
-            trial = self._trial(point, answer, body, around, repeat)
+            trial = make_trial(point, answer, body, around, repeat, window)
             if trial is not None:
                 trials.append(trial)
                 if chars:
@@ -194,45 +185,6 @@ class Sweep:
             answer.stalls = lag.stalls
         return list(answers)
 
-    def _trial(
-        self,
-        point: Point,
-        answer: Answer,
-        body: dict[str, Any],
-        around: Around,
-        repeat: int,
-    ) -> Trial | None:
-        """Measure an answer; None where there is none to measure."""
-        refusal = _overflowed(answer)
-        if refusal is not None:
-            self._overflow(point, refusal)
-            return None
-        if answer.unreachable is not None or answer.status != 200:
-            stalled = (answer.unreachable or "").startswith("no token within")
-            cause = "stall" if stalled else "request-failed"
-            point.error = str(answer.failure)
-            point.findings.append(Finding(cause, HIGH, point.error, (point.name,)))
-            return None
-        acceptance = from_events(answer.stream.events)
-        alone, lines = point.concurrency == 1, around.lines
-        if alone and isinstance(acceptance, Absent) and not isinstance(acceptance, NothingDrafted):
-            acceptance = around.acceptance
-            if isinstance(acceptance, Absent) and lines is not None:
-                acceptance = lines.acceptance
-        drafted = not isinstance(acceptance, NothingDrafted)
-        m = measure(answer, self.session.settings.window_tokens, drafted=drafted)
-        cached = cached_tokens(answer.stream.events)
-        if alone and isinstance(cached, Absent) and not isinstance(around.cached_tokens, Absent):
-            cached = around.cached_tokens
-        if isinstance(cached, Absent) and lines is not None:
-            cached = lines.cached_tokens
-        sent_ns = answer.sent_ns if answer.sent_ns is not None else answer.started_ns
-        trial = Trial(m, asked_tokens(body), acceptance, cached, repeat, sent_ns)
-        trial.findings = diagnose_answer(m, trial.asked_tokens, acceptance, cached)
-        if answer.failure is not None or m.outcome == "truncated":
-            point.error = answer.failure or m.reason
-        return trial
-
     def _lines(self, streams: int) -> LogReading | None:
         if isinstance(self.log, Absent):
             return None
@@ -254,13 +206,20 @@ class Sweep:
             others = Absent("the counters also counted others' requests")
             point.counted = dict.fromkeys(point.counted, others)
 
+    async def _sglang(self, why: Absent) -> Acceptance | Absent:
+        """Its cumulative figures, where `/metrics` has none."""
+        found = await from_sglang_routes(self.session.client.fetch)
+        return Absent(f"{why.reason}; {found.reason}") if isinstance(found, Absent) else found
+
     async def _flush(self) -> None:
         if not self.session.settings.flush or self.flush_note is not None:
             return
         found = await flush_cache(
-            self.session.client.fetch, self.session.facts.engine, limit_s=20.0
+            self.session.client.fetch, self.session.facts.engine, limit_s=FLUSH_LIMIT_S
         )
-        if found.outcome != "done":
+        if found.outcome == "done":
+            self.flushes += 1
+        else:
             # Nonces keep the cache out as well; say it once and do not wait for it every time.
             self.flush_note = f"cache flush {found.outcome}: {found.why}"
 
@@ -274,15 +233,3 @@ class Sweep:
         tail = [] if isinstance(self.log, Absent) else self.log.last(LOG_LINES)
         point.notes += [f"log: {line}" for line in tail]
         point.findings.append(Finding("server-death", HIGH, point.died, (point.name,)))
-
-
-def _overflowed(answer: Answer) -> str | None:
-    """The refusal's words, if the prompt was too long for the server, in any engine's way."""
-    if answer.status is None:
-        return None
-    bodies = [answer.error_body, *answer.stream.events]
-    for body in bodies:
-        words = context_overflow(answer.status, body)
-        if words is not None:
-            return words
-    return None

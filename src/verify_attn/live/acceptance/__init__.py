@@ -13,6 +13,7 @@ from verify_attn.live.acceptance.logs import LogReading, read_lines
 from verify_attn.live.acceptance.model import Acceptance, NothingDrafted
 from verify_attn.live.acceptance.prometheus import Samples, parse_metrics, read_metrics
 from verify_attn.live.acceptance.server_info import from_server_info
+from verify_attn.live.acceptance.sglang_routes import from_sglang_routes
 from verify_attn.live.acceptance.tail import LogTail
 from verify_attn.live.acceptance.timings import ServerTimings, cached_tokens, server_timings
 
@@ -32,6 +33,7 @@ __all__ = [
     "from_counters",
     "from_events",
     "from_server_info",
+    "from_sglang_routes",
     "own_total",
     "parse_metrics",
     "read_lines",
