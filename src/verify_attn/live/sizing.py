@@ -63,6 +63,8 @@ class Tokenizer:
         ``chars`` is the first guess, and the last where the server does not count.
         """
         best, miss = make(chars), float("inf")
+        wanted = max(1, tokens - self.around)
+        below, above = (0, 0), None  # (characters, tokens) on either side of what is wanted
         text = best
         for _ in range(TRIES):
             found = await self.count(text) if self.seen else None
@@ -73,8 +75,16 @@ class Tokenizer:
                 best, miss = text, off
             if off <= max(2, CLOSE * tokens):
                 break
-            wanted = max(1, tokens - self.around)
-            text = make(max(1, round(len(text) * wanted / found)))
+            if found < wanted:
+                below = max(below, (len(text), found))
+            else:
+                above = min(above or (len(text), found), (len(text), found))
+            if above is None or above[0] <= below[0]:
+                text = make(max(1, round(len(text) * wanted / found)))
+                continue
+            # By the two nearest: where the text is figures, its next characters are denser.
+            share = (wanted - below[1]) / (above[1] - below[1])
+            text = make(round(below[0] + share * (above[0] - below[0])))
         return best
 
 
