@@ -27,6 +27,8 @@ from verify_attn.live.show import show
 from verify_attn.live.sweep import Progress as Now
 from verify_attn.live.target import Target, TargetError
 from verify_attn.record import (
+    BAD_USAGE,
+    INTERRUPTED,
     PASSED,
     SERVER_DEAD,
     RecordError,
@@ -106,9 +108,15 @@ def run_sweep(run: Run, record: Path | None) -> int:
     except KeyboardInterrupt:
         interrupted = True
     found = run.record(["verify-attn", *sys.argv[1:]])
+    unwritten = None
     if record is not None:
-        write_record(record, found)
+        try:
+            write_record(record, found)
+        except RecordError as wrong:
+            unwritten = str(wrong)  # what was measured is still shown
     show(console, found)
+    if unwritten is not None:
+        return error(unwritten, INTERRUPTED if interrupted else BAD_USAGE)
     if interrupted:
         kept = f"; what was measured is in {record}" if record else ""
         console.print(f"interrupted{escape(kept)}", soft_wrap=True)
@@ -128,12 +136,16 @@ def show_plan(run: Run) -> int:
             context, streams, settings.max_tokens, settings.decode_limit_s
         )
         limits = [
-            floor_at
+            f"{at:.4g} {floor.unit}" + (f" for models {floor.model}" if floor.model != "*" else "")
             for floor in run.floors
-            if floor.concurrency == streams and (floor_at := floor.at(context)) is not None
-        ]
-        held = f", floors {', '.join(f'{limit:.4g}' for limit in limits)}" if limits else ""
-        console.print(f"  {escape(point_name(context, streams))}: about {seconds:,.0f} s{held}")
+            if (settings.model is None or floor.holds_for(settings.model, streams))
+            and floor.concurrency == streams and (at := floor.at(context)) is not None
+        ]  # fmt: skip
+        held = f", floors: {', '.join(limits)}" if limits else ""
+        if run.floors and not limits:
+            held = ", no floor holds here"
+        line = f"  {point_name(context, streams)}: about {seconds:,.0f} s{held}"
+        console.print(printable(line), soft_wrap=True)
         total += seconds
     console.print(
         f"about {total:,.0f} s in all at an assumed 2,000 prefill and 50 decode tok/s; "

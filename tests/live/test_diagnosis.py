@@ -189,7 +189,9 @@ def test_ends_and_caches() -> None:
     early = replace(m, finish="stop")
     assert [f.cause for f in diagnose_answer(early, 100, nothing, nothing)] == ["early-stop"]
     assert diagnose_answer(early, 60, nothing, nothing) == []
-    assert diagnose_answer(replace(m, finish="length"), 100, nothing, nothing) == []
+    cut = replace(m, finish="length")  # by a limit of the server's own, or as asked
+    assert [f.cause for f in diagnose_answer(cut, 100, nothing, nothing)] == ["early-stop"]
+    assert diagnose_answer(cut, 61, nothing, nothing) == []
     long = replace(m, prompt_tokens=10_000)
     assert [f.cause for f in diagnose_answer(long, None, nothing, 9_800)] == ["prefix-cache-hit"]
     assert diagnose_answer(long, None, nothing, 48) == []

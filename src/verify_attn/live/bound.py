@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy import stats
@@ -126,18 +127,34 @@ def decide(repeats: list[Steps], floor: float) -> tuple[str, str]:
 
 
 def worst_window(repeats: list[Steps], window_tokens: int) -> list[Steps]:
-    """The slowest window, in the answer's order, of any repeat, as the steps that it has."""
+    """The slowest window, in the answer's order, of any repeat, as the steps that it has.
+
+    A window has ``window_tokens`` at least, and steps enough to be decided by; a rest of less than
+    half of that belongs to the window before it.
+    """
     worst: Steps | None = None
     for steps in repeats:
-        edges = np.searchsorted(
-            np.cumsum(steps.tokens), np.arange(window_tokens, steps.tokens.sum() + 1, window_tokens)
-        )
-        start = 0
-        for edge in edges:
-            part = Steps(steps.seconds[start : edge + 1], steps.tokens[start : edge + 1])
-            start = int(edge) + 1
-            if len(part.seconds) and part.seconds.sum() > 0 and (
-                worst is None or part.rate < worst.rate
-            ):  # fmt: skip
+        edges = _edges(np.cumsum(steps.tokens), window_tokens)
+        for start, end in pairwise(edges):
+            part = Steps(steps.seconds[start:end], steps.tokens[start:end])
+            if part.seconds.sum() > 0 and (worst is None or part.rate < worst.rate):
                 worst = part
     return [worst] if worst is not None else repeats
+
+
+def _edges(got: Floats, window_tokens: int) -> list[int]:
+    edges, before = [0], 0.0
+    while True:
+        end = int(np.searchsorted(got, before + window_tokens - 1e-9)) + 1
+        end = max(end, edges[-1] + MIN_STEPS)
+        if end > len(got):
+            break
+        edges.append(end)
+        before = float(got[end - 1])
+    rest = len(got) - edges[-1]
+    if len(edges) > 1 and rest:
+        if rest >= MIN_STEPS and got[-1] - before >= window_tokens / 2:
+            edges.append(len(got))
+        else:
+            edges[-1] = len(got)
+    return edges

@@ -23,6 +23,8 @@ CAUSES = {
     "stall": "the stream paused far longer than a step takes",
     "early-stop": "the answer ended before the asked number of tokens",
     "usage-missing": "the server does not count its tokens, so no rate can be known",
+    "counts-disagree": "the server's counts of tokens contradict each other or what was asked, so "
+    "the rate may be wrong by as much",
     "foreign-traffic": "the server worked for others during the measurement",
     "warm-up": "the first request was far slower than the next of its size; it is left out",
     "request-failed": "the request failed",

@@ -23,6 +23,16 @@ class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
+    def over(self, before: Usage | None) -> Usage:
+        """With an earlier event's counts where this one has none."""
+        if before is None:
+            return self
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return Usage(
+            before.prompt_tokens if prompt is None else prompt,
+            before.completion_tokens if completion is None else completion,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -60,6 +60,7 @@ class Answer:
     status: int | None = None
     content_type: str = ""
     location: str = ""
+    coding: str = ""
     body: bytes = b""
     unreachable: str | None = None
     stream: Stream = field(default_factory=Stream)
@@ -177,6 +178,7 @@ class Client:
         answer.sent_ns = wire.written_ns
         answer.status, answer.content_type = response.status, _content_type(response)
         answer.location = _location(response)
+        answer.coding = _header(response, b"content-encoding").lower()
         streaming = response.status == 200
         stream = answer.stream
         async for piece in _body(response, wire):
@@ -244,5 +246,7 @@ def _no_stream(answer: Answer) -> str:
         found = error_message(answer.error_body)
         if found:
             return f"the server sent an error with status 200: {found}"
+        if answer.coding not in ("", "identity"):
+            return f"the body is compressed ({answer.coding}), although identity was asked for"
         return f"the answer is {answer.content_type or 'no event stream'}: {answer.message[:200]!r}"
     return "the answer was empty: the body had no bytes"

@@ -102,7 +102,9 @@ class Point:
             if not isinstance(trial.measurement.prompt_tokens, Absent)
         ]
         if not counts:
-            return Absent("the server sent no usage, so the prompt's length is not known")
+            why = (t.measurement.prompt_tokens for t in self.trials)
+            reason = next((w.reason for w in why if isinstance(w, Absent)), "nothing was measured")
+            return Absent(f"{reason}, so the prompt's length is not known")
         return int(statistics.median(counts))
 
     @property

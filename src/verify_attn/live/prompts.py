@@ -21,6 +21,9 @@ _PARAGRAPH = range(200, 2400)  # characters
 _BLOCK = 100  # characters; who has 200 in common with a text has a whole block of it
 _USED_UP = 500  # paragraphs in a row that hold nothing new: all have been there
 _MIN_LETTERS = 0.7  # of a paragraph of prose; tables and code fall out
+# More than any tokenizer makes of these texts: a server that counts fewer does not count them, and
+# no prompt gets longer to satisfy it.
+MAX_CHARS_A_TOKEN = 20
 _INSTRUCTION = (
     "\n\nContinue in the manner of the text above, at length and without repeating any of it."
 )
@@ -199,11 +202,12 @@ class Calibration:
         if not self.seen:
             return 0.0, 0.25
         (chars_a, tokens_a), (chars_b, tokens_b) = min(self.seen), max(self.seen)
+        least = 1 / MAX_CHARS_A_TOKEN
         if chars_a == chars_b:
-            return 0.0, max(tokens_b, 1) / chars_b
-        rate = max((tokens_b - tokens_a) / (chars_b - chars_a), 1e-6)
+            return 0.0, max(tokens_b / chars_b, least)
+        rate = max((tokens_b - tokens_a) / (chars_b - chars_a), least)
         overhead = min(max(tokens_a - rate * chars_a, 0.0), float(tokens_a))
-        return overhead, max((tokens_b - overhead) / chars_b, 1e-6)
+        return overhead, max((tokens_b - overhead) / chars_b, least)
 
     def chars_for(self, tokens: int) -> int:
         """How many characters to ask for."""

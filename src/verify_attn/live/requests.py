@@ -17,6 +17,7 @@ from verify_attn.live.client import Answer
 from verify_attn.live.server.errors import context_overflow
 from verify_attn.live.stream import Stream
 from verify_attn.live.target import ENDPOINTS
+from verify_attn.live.tokens import running_count
 
 # In the order in which they are given up, where a refusal names none: the most foreign first.
 EXTRAS: dict[str, dict[str, Any]] = {
@@ -97,8 +98,14 @@ class Dialect:
                 self, temperature=None, refused={**self.refused, _TEMPERATURE: said[:300]}
             )
         give_up = named or list(self.extras[:1])
-        if not give_up:
-            return None
+        return self._less(give_up, said) if give_up else None
+
+    def plainer(self, answer: Answer) -> Dialect:
+        """This dialect with the request for usage as its only extra, or else with none."""
+        kept = ("stream_options",) if set(self.extras) > {"stream_options"} else ()
+        return self._less([name for name in self.extras if name not in kept], answer.message)
+
+    def _less(self, give_up: list[str], said: str) -> Dialect:
         return replace(
             self,
             extras=tuple(name for name in self.extras if name not in give_up),
@@ -109,11 +116,9 @@ class Dialect:
 def granted(stream: Stream) -> dict[str, bool]:
     """Which extras showed in an answer: accepted is not yet granted."""
     chunks = [chunk for read in stream.reads for chunk in read.chunks]
-    with_text = [chunk for chunk in chunks if chunk.text_chars]
     return {
         "usage": stream.usage is not None,
-        "per_chunk_usage": bool(with_text) and sum(c.usage is not None for c in with_text)
-        >= max(2, 0.9 * len(with_text)),
+        "per_chunk_usage": running_count(chunks) is not None,
         "token_ids": any(chunk.tokens is not None for chunk in chunks),
     }  # fmt: skip
 
@@ -129,6 +134,10 @@ async def negotiate(
     while True:
         answer = await send(dialect)
         answers.append(answer)
+        if answer.status == 500 and dialect.extras:
+            # Some servers fall over a field that they do not know.
+            dialect = dialect.plainer(answer)
+            continue
         if answer.status not in (400, 415, 422) or (
             context_overflow(answer.status, answer.error_body) is not None
         ):
@@ -147,7 +156,7 @@ def recorded_request(path: Path) -> tuple[str, dict[str, Any]]:
     A file holds the JSON body as the client sent it, or an object with ``path`` and ``request``.
     """
     try:
-        body = json.loads(path.read_text())
+        body = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"--request {path}: {error}") from None
     if isinstance(body, dict) and isinstance(body.get("request"), dict):
@@ -162,6 +171,15 @@ def recorded_request(path: Path) -> tuple[str, dict[str, Any]]:
     several = body.get("n", 1)
     if several not in (1, None):
         raise RequestError(f"--request {path}: n is {several!r}; a point measures one answer")
+    prompts = body.get("prompt")
+    if "messages" not in body and isinstance(prompts, list) and (
+        len(prompts) > 1 and not all(isinstance(token, int) for token in prompts)
+    ):  # fmt: skip
+        raise RequestError(
+            f"--request {path}: prompt holds {len(prompts)} prompts; a point measures one answer"
+        )
+    if not isinstance(body.get("model"), str | None):
+        raise RequestError(f"--request {path}: model is {body['model']!r}; it must be a text")
     return ("chat" if "messages" in body else "completions"), body
 
 

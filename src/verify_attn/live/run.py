@@ -157,9 +157,10 @@ class Run:
             str(c): self.overview(c).as_json() for c in dict.fromkeys(self.settings.concurrency)
         }
         record["server"] = self._server()
+        record["floors_given"] = len(self.floors)
         if self.sweep is not None and self.settings.keep_reads:
             record["reads"] = [{"case": n, **reads_of(a)} for n, a in self.sweep.answers]
-        scrubbed = _scrub(record, self.target)
+        scrubbed = scrub(record, self.target)
         assert isinstance(scrubbed, dict)
         return scrubbed
 
@@ -194,16 +195,17 @@ class Run:
         return server
 
 
-def _scrub(value: Any, target: Target) -> Any:
+def scrub(value: Any, target: Target) -> Any:
+    """A copy of a record, or of a part of one, without the API key."""
     if isinstance(value, str):
         return target.scrub(value)
     if isinstance(value, dict):
         # A short key may be a word of the record's own: names and statuses stay what they are.
         long = len(target.api_key or "") >= 8
         return {
-            target.scrub(str(k)) if long else k: v if k == "status" else _scrub(v, target)
+            target.scrub(str(k)) if long else k: v if k == "status" else scrub(v, target)
             for k, v in value.items()
         }
     if isinstance(value, list):
-        return [_scrub(v, target) for v in value]
+        return [scrub(v, target) for v in value]
     return value

@@ -11,6 +11,7 @@ from typing import Any, Self
 import pytest
 
 from verify_attn.live.case import case_of
+from verify_attn.live.run import scrub
 from verify_attn.live.session import Dead, Unusable
 from verify_attn.live.settings import Settings
 from verify_attn.live.show import failure_text
@@ -80,7 +81,9 @@ class ServerSweep:
             for finding in run.overview(streams).findings
             if not finding.points or point.name in finding.points
         ]
-        return case
+        scrubbed = scrub(case, run.target)
+        assert isinstance(scrubbed, dict)
+        return scrubbed
 
 
 def check_point(case: dict[str, Any]) -> None:

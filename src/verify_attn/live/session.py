@@ -28,6 +28,7 @@ from verify_attn.live.sizing import ROUTE, Tokenizer
 PROBE_TOKENS = 16
 CALIBRATION_TOKENS = (64, 1024, 1024)
 PROBE_TIMEOUT_S = 60.0
+PROBE_AGAIN_S = (1.0, 3.0)  # after an error of a server that still answers
 FIRST_TOKEN_S = 600.0  # nothing is known of the server yet
 WARM_UP = 3.0  # times the second request of the same size
 
@@ -200,11 +201,20 @@ class Session:
 
         `/health` is asked only to say what it answered beside: it is 200 on many a dead server.
         """
-        body = self.dialect.body(prompt("prose", 200, time.monotonic_ns() % 2**31), 1)
         limits = Limits(first_token_s=PROBE_TIMEOUT_S, stall_s=PROBE_TIMEOUT_S)
-        answer = await self.client.stream(self.dialect.path, body, limits)
-        if answer.failure is None or answer.status == 429:
-            return None
+        first: str | None = None
+        for pause_s in (*PROBE_AGAIN_S, None):
+            body = self.dialect.body(prompt("prose", 200, time.monotonic_ns() % 2**31), 1)
+            answer = await self.client.stream(self.dialect.path, body, limits)
+            if answer.failure is None or answer.status == 429:
+                if first is not None:
+                    self.notes.append(f"a one-token request failed ({first}), a later one did not")
+                return None
+            if answer.status is None or answer.status < 500 or pause_s is None:
+                break
+            # It answers: overloaded for a moment, maybe.
+            first = first or answer.failure
+            await asyncio.sleep(pause_s)
         try:
             reply = await self.client.fetch("GET", "/health", timeout_s=5)
             health = f"/health says {reply.status}"

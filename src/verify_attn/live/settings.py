@@ -11,6 +11,7 @@ from verify_attn.live.prompts import CORPORA
 
 DEFAULT_CONTEXTS = (1024, 4096, 16384, 65536, 131072)
 MAX_STREAMS = 64
+MAX_CONTEXT = 2**24  # tokens; beyond it a size is a slip of the hand
 # For the plan of a server that nothing is known of yet.
 ASSUMED_PREFILL_TOK_S = 2000.0
 ASSUMED_DECODE_TOK_S = 50.0
@@ -55,15 +56,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         rules = (
-            (bool(self.contexts) and min(self.contexts) >= 1, "contexts must be at least 1 token"),
+            (bool(self.contexts) and 1 <= min(self.contexts) <= max(self.contexts) <= MAX_CONTEXT,
+             f"contexts must lie in 1..{MAX_CONTEXT:,} tokens"),
             (all(1 <= c <= MAX_STREAMS for c in self.concurrency) and bool(self.concurrency),
              f"concurrency must lie in 1..{MAX_STREAMS}"),
             (self.max_tokens >= 2, "max_tokens must be at least 2: one token has no rate"),
             (self.repeats >= 1, "repeats must be at least 1"),
             (self.corpus in CORPORA, f"corpus must be one of {', '.join(CORPORA)}"),
             (self.window_tokens >= 8, "window_tokens must be at least 8"),
-            (min(self.decode_limit_s, self.stall_s, self.first_token_s or 1.0) > 0,
-             "time limits must be above 0 s"),
+            (all(s > 0 for s in (self.decode_limit_s, self.stall_s)) and (
+                self.first_token_s is None or self.first_token_s > 0
+            ), "time limits must be above 0 s"),
+            (self.budget_s >= 0, "the budget must be at least 0 s"),
         )  # fmt: skip
         for holds, rule in rules:
             if not holds:

@@ -41,7 +41,7 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _causes(console, record)
     for line in audit_lines(record["cases"]):
         console.print(line, soft_wrap=True)
-    if record["cases"] and not any(case["floors"] for case in record["cases"]):
+    if record["cases"] and not record["floors_given"]:
         console.print("no floor was given: nothing was held to a limit", style="dim")
 
 

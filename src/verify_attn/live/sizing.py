@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from verify_attn.live.prompts import MAX_CHARS_A_TOKEN
 from verify_attn.live.reply import Reply, Unreachable
 
 ROUTE = "/tokenize"
@@ -62,7 +63,8 @@ class Tokenizer:
 
         ``chars`` is the first guess, and the last where the server does not count.
         """
-        best, miss = make(chars), float("inf")
+        longest = MAX_CHARS_A_TOKEN * tokens
+        best, miss = make(min(chars, longest)), float("inf")
         wanted = max(1, tokens - self.around)
         below, above = (0, 0), None  # (characters, tokens) on either side of what is wanted
         text = best
@@ -80,7 +82,7 @@ class Tokenizer:
             else:
                 above = min(above or (len(text), found), (len(text), found))
             if above is None or above[0] <= below[0]:
-                text = make(max(1, round(len(text) * wanted / found)))
+                text = make(max(1, min(longest, round(len(text) * wanted / found))))
                 continue
             # By the two nearest: where the text is figures, its next characters are denser.
             share = (wanted - below[1]) / (above[1] - below[1])

@@ -144,7 +144,7 @@ class Stream:
         self._reasoning.append(chunk.reasoning)
         self._tool.append(chunk.tool)
         if chunk.usage is not None:
-            self.usage = chunk.usage
+            self.usage = chunk.usage.over(self.usage)
         if chunk.finish is not None:
             self.finish = chunk.finish
         ends = chunk.finish is not None or (chunk.usage is not None and not body.get("choices"))

@@ -120,7 +120,7 @@ class Sweep:
         window = self.session.settings.window_tokens
         trials: list[Trial] = []
         for answer, (body, chars) in zip(answers, bodies, strict=True):
-            trial = make_trial(point, answer, body, around, repeat, window)
+            trial = make_trial(point, answer, body, around, repeat, window, chars)
             if trial is not None:
                 trials.append(trial)
                 if chars:

@@ -77,7 +77,7 @@ def timeline(stream: Stream, sent_ns: int) -> Timeline:
 
 def _total(stream: Stream, chunks: list[Chunk]) -> int | Absent:
     by_ids = [chunk.tokens for chunk in chunks if chunk.tokens is not None]
-    running = _running(chunks) is not None
+    running = running_count(chunks) is not None
     counted = stream.usage.completion_tokens if stream.usage is not None else None
     if counted is not None and (stream.outcome == "complete" or running):
         return counted
@@ -97,7 +97,7 @@ def _count(chunks: list[Chunk], total: int | Absent, stream: Stream) -> tuple[Fl
         count is not None or not chunk.text_chars for count, chunk in zip(ids, chunks, strict=True)
     ):
         return np.array([count or 0 for count in ids], dtype=np.float64), IDS
-    running = _running(chunks)
+    running = running_count(chunks)
     if running is not None:
         return np.diff(running, prepend=0.0), RUNNING_USAGE
     if isinstance(total, Absent):
@@ -114,7 +114,7 @@ def _count(chunks: list[Chunk], total: int | Absent, stream: Stream) -> tuple[Fl
     return chars * (total / chars.sum()), TEXT_SHARE
 
 
-def _running(chunks: list[Chunk]) -> Floats | None:
+def running_count(chunks: list[Chunk]) -> Floats | None:
     """The server's running count after each chunk, where it keeps one; None where it does not."""
     counts: list[float] = []
     silent = 0

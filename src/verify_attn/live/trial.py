@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verify_attn.live.absent import Absent
@@ -16,8 +16,9 @@ from verify_attn.live.acceptance import (
 )
 from verify_attn.live.causes import HIGH, Finding
 from verify_attn.live.client import Answer
-from verify_attn.live.measure import measure
+from verify_attn.live.measure import Measurement, measure
 from verify_attn.live.points import Point, Trial
+from verify_attn.live.prompts import MAX_CHARS_A_TOKEN
 from verify_attn.live.requests import asked_tokens
 from verify_attn.live.server.errors import context_overflow
 from verify_attn.live.within import diagnose_answer
@@ -45,8 +46,12 @@ def make_trial(
     around: Around,
     repeat: int,
     window_tokens: int,
+    prompt_chars: int = 0,
 ) -> Trial | None:
-    """Measure an answer; None where there is none to measure, which the point then says."""
+    """Measure an answer; None where there is none to measure, which the point then says.
+
+    ``prompt_chars`` of our own prompt; 0 where it is somebody else's.
+    """
     refusal = _overflowed(answer)
     if refusal is not None:
         skip_too_long(point, refusal)
@@ -60,7 +65,10 @@ def make_trial(
     alone = point.concurrency == 1
     acceptance = _acceptance(answer, around, alone=alone)
     drafted = not isinstance(acceptance, NothingDrafted)
-    m = measure(answer, window_tokens, drafted=drafted)
+    counted = measure(answer, window_tokens, drafted=drafted)
+    m = _with_sound_prompt(counted, prompt_chars)
+    if m is not counted and isinstance(m.prompt_tokens, Absent):
+        point.notes.append(m.prompt_tokens.reason)
     cached = _cached(answer, around, alone=alone)
     sent_ns = answer.sent_ns if answer.sent_ns is not None else answer.started_ns
     trial = Trial(m, asked_tokens(body), acceptance, cached, repeat, sent_ns)
@@ -75,6 +83,18 @@ def make_trial(
         ) else m.reason  # fmt: skip
         point.notes.append(note)
     return trial
+
+
+def _with_sound_prompt(m: Measurement, chars: int) -> Measurement:
+    """Without a count of the prompt that cannot be one."""
+    counted = m.prompt_tokens
+    if isinstance(counted, Absent) or counted * MAX_CHARS_A_TOKEN >= chars:
+        return m
+    why = Absent(
+        f"the server counts {counted:,} tokens in a prompt of {chars:,} characters, which is no "
+        "count of it"
+    )
+    return replace(m, prompt_tokens=why)
 
 
 def _acceptance(answer: Answer, around: Around, *, alone: bool) -> Acceptance | Absent:

@@ -20,6 +20,7 @@ NO_PASS = {
     "fake-streaming": "nothing was streamed",
     "stall-then-burst": "tokens were held back",
     "usage-missing": "the server does not count its tokens",
+    "counts-disagree": "the server's counts of tokens contradict each other",
 }
 
 # Causes that make a server slow.  Where one is named and no floor says how slow is allowed, the
@@ -104,6 +105,13 @@ def judge(
         return Verdict("inconclusive", f"not a sound measurement: {'; '.join(spoilt)}", checks)
     if checks:
         return Verdict("pass", checks[0].reason, checks)
+    if floors:
+        names = ", ".join(dict.fromkeys(repr(floor.model) for floor in floors))
+        return Verdict(
+            "inconclusive",
+            f"no floor holds for model {model!r} at concurrency {point.concurrency}; the floors' "
+            f"models are {names}",
+        )
     # Of several points that show a cause together, the first is what the others are slower than.
     mine_too = [f for f in together if point.name in (f.points[1:] or f.points)]
     slow = [

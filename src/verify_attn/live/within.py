@@ -20,6 +20,8 @@ ACCEPTANCE_DRIFT = 1.25  # first third over last
 ESTIMATED_DRIFT = 1.6
 STEP_DRIFT = 1.2  # last third over first
 SAME_COUNT_SHARE = 0.9
+COUNT_SLACK = 0.02
+MAX_OVERSHOOT = 16  # tokens of the last step beyond the end of the answer
 MIN_CACHED_TOKENS = 64  # a chat template's own head may be cached in every request
 
 
@@ -62,11 +64,37 @@ def _ending(m: Measurement, asked_tokens: int | None) -> list[Finding]:
     if isinstance(m.completion_tokens, Absent):
         missing = [Finding("usage-missing", HIGH, m.completion_tokens.reason)]
         return missing if m.outcome == "complete" else []
-    stopped = m.finish not in (None, "length") and m.outcome == "complete"
-    if asked_tokens is not None and stopped and m.completion_tokens < asked_tokens:
+    disagree = _counts(m, asked_tokens)
+    if disagree is not None:
+        return [Finding("counts-disagree", HIGH, disagree)]
+    if asked_tokens is None or m.outcome != "complete":
+        return []
+    # An answer cut off by its length has as many tokens as were asked for, give or take its end;
+    # a server that cuts sooner has a limit of its own.
+    slack = _slack(asked_tokens, 2) if m.finish in (None, "length") else 0
+    if m.completion_tokens < asked_tokens - slack:
         text = f"{m.completion_tokens} of {asked_tokens} tokens, finish reason {m.finish!r}"
         return [Finding("early-stop", HIGH, text)]
     return []
+
+
+def _slack(tokens: float, least: int) -> float:
+    """By how many tokens two counts of the same may differ: an end token, a step's overshoot."""
+    return max(least, COUNT_SLACK * tokens)
+
+
+def _counts(m: Measurement, asked_tokens: int | None) -> str | None:
+    """What the server's counts contradict, or None."""
+    total, line = m.completion_tokens, m.timeline
+    if isinstance(total, Absent):
+        return None
+    if line.exact and not isinstance(line.tokens, Absent):
+        seen = float(line.tokens.sum())
+        if abs(seen - total) > _slack(max(seen, total), MAX_OVERSHOOT):
+            return f"{line.source} make {seen:.0f} tokens, the server's total is {total}"
+    if asked_tokens is not None and total > asked_tokens + _slack(asked_tokens, MAX_OVERSHOOT):
+        return f"the server counts {total} tokens where it was asked for at most {asked_tokens}"
+    return None
 
 
 def _cache(m: Measurement, cached_tokens: int | Absent) -> list[Finding]:

@@ -23,6 +23,8 @@ Labels = frozenset[tuple[str, str]]
 # The library leaves this one without annotations.
 openmetrics: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
 
+# A second of parsing, while which no stream runs; real ones have some hundred kilobytes.
+MAX_BYTES = 8 * 2**20
 # A switch each engine wants before it shows its counters; an answer of 404 mostly means that.
 _SWITCHES = "SGLang needs --enable-metrics, llama.cpp --metrics"
 
@@ -98,6 +100,11 @@ def parse_metrics(reply: Reply) -> Samples | Absent:
     """The samples of one answer, or `Absent` ("metrics unavailable: ...") for anything else."""
     if not reply.ok:
         return Absent(f"metrics unavailable: HTTP {reply.status}{_hint(reply.status)}")
+    if len(reply.body) > MAX_BYTES:
+        size = len(reply.body)
+        return Absent(
+            f"metrics unavailable: {size:,} bytes, more than {MAX_BYTES:,}, were not read"
+        )
     text = reply.text.removeprefix("\ufeff")
     if "html" in reply.content_type or text.lstrip()[:1] in ("<", "{", "["):
         return Absent("metrics unavailable: the answer is a page or JSON, no Prometheus text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -29,6 +30,17 @@ class Fact:
 
 
 _UNREAD = Absent("not read")
+
+
+def finite(value: Any) -> Any:
+    """A copy in which NaN and infinities are words: Python's servers send them, JSON has none."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,6 @@ class ServerFacts:
             if isinstance(value, Absent):
                 value = {"absent": value.reason}
             elif isinstance(value, Fact):
-                value = asdict(value)
+                value = {**asdict(value), "value": finite(value.value)}
             record[name] = list(value) if isinstance(value, tuple) else value
         return record
