@@ -2,11 +2,22 @@
 
 import os
 
+import pytest
 import torch
 
 from verify_attn.kernels.registry import choose_triton_mode
 
 pytest_plugins = ["pytester"]
+
+TIMEOUT_S = 600  # of one test
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Not in pyproject.toml: without pytest-timeout that would be an unknown option, an error."""
+    if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
+        config.option.timeout = TIMEOUT_S
+
 
 choose_triton_mode()  # before a test module imports a Triton kernel
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -22,7 +22,9 @@ SCENARIO = Scenario(
     model="kimi-k2.6-stand-in",
     tokenizer=Tokenizer(inflation=1.39, context_limit=200_000),
     prefill=Prefill(per_token_s=3e-5, per_token2_s=6e-10),
-    decode=Decode(step_s=0.032, per_context_token_s=7.6e-6, jitter=0.03, committed=5.0, drafts=7),
+    decode=Decode(
+        step_s=0.032, per_context_token_s=7.6e-6, jitter=0.03, drafts=7, pattern=(3, 7, 5, 4, 6)
+    ),
 )
 
 if __name__ == "__main__":

@@ -83,8 +83,11 @@ def check(
 @click.option("--corpus", default="mixed", show_default=True,
               help="Text of the prompts: mixed, prose, code, reasoning or repetitive.")  # fmt: skip
 @click.option("--log", metavar="SOURCE", help="The server's log: a file, or journal:UNIT.")
-@click.option("--geometry", help="With --gpu: judge slopes by the KV to read (kimi-k2.6-tp8 ...).")
-@click.option("--gpu", help="h200, rtx-pro-6000 ...")
+@click.option(
+    "--geometry",
+    help="With --gpu: judge slopes by the KV to read (kimi-k2.6-tp8 ..., or bytes a token).",
+)
+@click.option("--gpu", help="h200, rtx-pro-6000 ..., or GB/s with --geometry in bytes.")
 @click.option("--kv-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
 @click.option("--window", type=int, default=128, show_default=True, metavar="TOKENS",
               help="Length of the windows within an answer.")  # fmt: skip
@@ -107,12 +110,17 @@ def sweep(url: str, record: Path | None, dry_run: bool, **options: Any) -> None:
 
     Any OpenAI-compatible server.  An API key is read from VERIFY_ATTN_API_KEY.
     """
-    from verify_attn.live.settings import DEFAULT_CONTEXTS, Settings, parse_sizes
+    from verify_attn.live.settings import DEFAULT_CONTEXTS, Settings, SettingsError, parse_sizes
     from verify_attn.sweep_command import BAD_INPUT, prepare, run_sweep, show_plan
     from verify_attn.terminal import error
 
     contexts = options["contexts"]
     try:
+        if options["request"] is not None and (contexts or options["concurrency"] != "1"):
+            raise SettingsError(
+                "--request measures the recorded request, one answer at a time: leave out "
+                "--contexts and --concurrency"
+            )
         settings = Settings(
             contexts=DEFAULT_CONTEXTS if contexts is None else parse_sizes(contexts),
             concurrency=parse_sizes(options["concurrency"]),

@@ -72,11 +72,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         skipped = pytest.param(None, marks=pytest.mark.skip(reason=why), id="no-server")
         metafunc.parametrize("verify_attn_point", [skipped])
         return
-    from verify_attn.live.settings import SettingsError, point_name
+    from verify_attn.live.settings import point_name
+    from verify_attn.sweep_command import BAD_INPUT, prepare
 
+    option = config.getoption
     try:
         points = _settings(config).points()
-    except SettingsError as wrong:
+        prepare(
+            option("verify_attn_server"), _settings(config),
+            geometry=option("verify_attn_geometry"), gpu=option("verify_attn_gpu"),
+            kv_dtype=option("verify_attn_kv_dtype"),
+        )  # fmt: skip
+    except BAD_INPUT as wrong:
         raise pytest.UsageError(str(wrong)) from None
     metafunc.parametrize("verify_attn_point", points, ids=[point_name(*p) for p in points])
 

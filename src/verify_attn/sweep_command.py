@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verify_attn.geometry import LAYERS, GeometryError, preset
 from verify_attn.hardware import HardwareError, gpu_model
+from verify_attn.live.absent import Absent
+from verify_attn.live.acceptance import LogTail
 from verify_attn.live.across import KvRead
 from verify_attn.live.floors import FloorError, read_floors
 from verify_attn.live.requests import RequestError, recorded_request
@@ -48,6 +51,10 @@ def kv_read(geometry: str | None, gpu: str | None, kv_dtype: str) -> KvRead | No
         return None
     if geometry is None or gpu is None:
         raise SettingsError("--geometry and --gpu go together: bytes to read, and how fast")
+    if geometry.isdecimal() and gpu.replace(".", "", 1).isdecimal():
+        if int(geometry) < 1 or float(gpu) <= 0:
+            raise SettingsError("--geometry BYTES and --gpu GB/S must be above 0")
+        return KvRead(int(geometry), float(gpu), f"{int(geometry):,} bytes a token, as given")
     layers = LAYERS.get(geometry)
     shape = preset(geometry)
     if layers is None:
@@ -76,6 +83,11 @@ def prepare(
         if settings.endpoint not in (None, endpoint):
             raise RequestError(f"--request {request} is for {endpoint}, not {settings.endpoint}")
         settings = replace(settings, request=body, endpoint=endpoint)
+    if settings.log is not None and not settings.log.startswith("journal:"):
+        tail = LogTail.open(settings.log)
+        if isinstance(tail, Absent):
+            raise SettingsError(f"--log {settings.log}: {tail.reason}")
+        tail.close()
     return Run(
         Target.parse(url, os.environ.get(API_KEY)),
         settings,
@@ -97,7 +109,7 @@ def run_sweep(run: Run, record: Path | None) -> int:
     try:
         if record is not None:
             check_writable(record)
-        with _progress(run) as watch:
+        with _progress(run) as watch, _terminate_like_interrupt():
             asyncio.run(run.go(watch))
     except RecordError as wrong:
         return error(str(wrong))
@@ -107,6 +119,7 @@ def run_sweep(run: Run, record: Path | None) -> int:
         return error(run.target.scrub(str(wrong)), SERVER_DEAD)
     except KeyboardInterrupt:
         interrupted = True
+        run.interrupt()
     found = run.record(["verify-attn", *sys.argv[1:]])
     unwritten = None
     if record is not None:
@@ -123,6 +136,16 @@ def run_sweep(run: Run, record: Path | None) -> int:
     if run.died and not interrupted:
         return SERVER_DEAD
     return exit_code(found["cases"], interrupted)
+
+
+@contextmanager
+def _terminate_like_interrupt() -> Iterator[None]:
+    """SIGTERM, from a CI runner or systemd, ends a sweep as Ctrl-C does: with its record."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show_plan(run: Run) -> int:

@@ -100,15 +100,15 @@ def test_a_file(tmp_path: Path) -> None:
         ("concurrency = 2", "concurrency = true", "concurrency is True"),
         ("concurrency = 2", 'unit = "tps"', "unit is 'tps'; allowed are 'tok/s'"),
         ("concurrency = 2", "name2 = 1", "unknown key 'name2' (did you mean 'name'?)"),
-        ("[1427, 118.6]", "[1427, -1]", "the floor at 1427 is -1; it must be above 0"),
+        ("[1427, 118.6]", "[1427, -1]", "the floor at 1427 is -1; it must be a number above 0"),
         ("[1427, 118.6]", "[1427, nan]", "the floor at 1427 is nan"),
         ("[1427, 118.6]", "[1427]", "points has [1427]; points must be a list"),
         ("[1427, 118.6]", "[14.5, 1]", "context 14.5; it must be a whole number"),
         ("[1427, 118.6]", "[200000, 1]", "context 184728 comes after 200000"),
-        ("points = [[1000, 1]]", "", "floor 2: points is None"),
+        ("points = [[1000, 1]]", "", "floor 2: points are missing"),
         ("points = [[1000, 1]]", "points = []", "floor 2: points is []"),
         ("schema_version = 1", "schema_version = 2", "schema_version is 2; it must be 1"),
-        ("schema_version = 1", "", "schema_version is None"),
+        ("schema_version = 1", "", "schema_version is missing"),
         ("schema_version = 1", "schema_version = 1\nfloors = 1", "(did you mean 'floor'?)"),
         ('model = "*kimi*"', "model = 3", "model is 3; it must be a string"),
         ("[[floor]]", "[floor", "floors file"),
@@ -130,3 +130,12 @@ def test_no_file_and_no_floor(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("schema_version = 1\n")
     with pytest.raises(FloorError, match=r"no .*floor.* table"):
         read_floors(tmp_path / "empty.toml")
+
+
+def test_a_ratio_in_percent_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "floors.toml"
+    path.write_text(
+        'schema_version = 1\n[[floor]]\nunit = "of shortest context"\npoints = [[1000, 80]]\n'
+    )
+    with pytest.raises(FloorError, match=r"80 of shortest context; a ratio is at most 1\.5"):
+        read_floors(path)

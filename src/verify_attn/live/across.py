@@ -285,7 +285,11 @@ def _step_time(
             return curve, shape, []
         confidence = HIGH
     else:
-        text += "; --geometry and --gpu would say how that compares with reading the KV"
+        confidence = LOW
+        text += (
+            "; reading the KV takes time in proportion to the context as well: --geometry and "
+            "--gpu say whether this is more"
+        )
     cause = "step-time-superlinear" if shape == "worse" else "step-time-linear-in-context"
     return curve, shape, [Finding(cause, confidence, text, names)]
 

@@ -104,8 +104,12 @@ def _block_sums(values: Floats, size: int) -> Floats:
     return total[size:] - total[:-size]
 
 
-def decide(repeats: list[Steps], floor: float) -> tuple[str, str]:
-    """(``pass``, ``fail`` or ``inconclusive``; the reason) of a rate against its floor."""
+def decide(repeats: list[Steps], floor: float, floor_error: float = 0.0) -> tuple[str, str]:
+    """(``pass``, ``fail`` or ``inconclusive``; the reason) of a rate against its floor.
+
+    ``floor_error`` is the floor's own, as a share of it, at the same confidence, where it is a
+    ratio to another measured rate; it widens the bounds, errors adding up as squares.
+    """
     total = sum(len(steps.seconds) for steps in repeats)
     seconds = sum(float(steps.seconds.sum()) for steps in repeats)
     rate = sum(float(steps.tokens.sum()) for steps in repeats) / seconds if seconds else 0.0
@@ -116,7 +120,7 @@ def decide(repeats: list[Steps], floor: float) -> tuple[str, str]:
         return "inconclusive", (
             f"{rate:.4g} tok/s, floor {floor:.4g}: {total} steps are too few, it takes {MIN_STEPS}"
         )
-    found = bounds(repeats)
+    found = _widened(bounds(repeats), rate, floor_error)
     if found.low >= floor:
         return "pass", f"{rate:.4g} tok/s, at least {found.low:.4g}; floor {floor:.4g}"
     if found.high < floor:
@@ -126,11 +130,19 @@ def decide(repeats: list[Steps], floor: float) -> tuple[str, str]:
     )
 
 
+def _widened(found: Bounds, rate: float, error: float) -> Bounds:
+    if error == 0:
+        return found
+    low = float(np.hypot(1 - found.low / rate, error))
+    high = float(np.hypot(found.high / rate - 1, error))
+    return Bounds(rate * max(0.0, 1 - low), rate * (1 + high), found.steps)
+
+
 def worst_window(repeats: list[Steps], window_tokens: int) -> list[Steps]:
     """The slowest window, in the answer's order, of any repeat, as the steps that it has.
 
-    A window has ``window_tokens`` at least, and steps enough to be decided by; a rest of less than
-    half of that belongs to the window before it.
+    A window has ``window_tokens`` at least, and steps enough to be decided by; a rest of the
+    answer that is under half a window belongs to the last one.
     """
     worst: Steps | None = None
     for steps in repeats:

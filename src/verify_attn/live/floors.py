@@ -32,6 +32,7 @@ RATES = ("sustained", "worst window")
 _KEYS = ("name", "model", "unit", "rate", "concurrency", "points")
 # An axis in actual tokens never meets a floor's context exactly.
 SLACK = 0.1
+MAX_RATIO = 1.5  # a larger one was meant in percent
 
 
 class FloorError(ValueError):
@@ -77,10 +78,10 @@ def read_floors(path: Path) -> list[Floor]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FloorError(f"floors file {path}: {error}") from None
     _known(f"floors file {path}", data, ("schema_version", "floor"))
-    if data.get("schema_version") != 1:
-        raise FloorError(
-            f"floors file {path}: schema_version is {data.get('schema_version')!r}; it must be 1"
-        )
+    version = data.get("schema_version")
+    if version != 1:
+        given = "is missing" if version is None else f"is {version!r}"
+        raise FloorError(f"floors file {path}: schema_version {given}; it must be 1")
     tables = data.get("floor")
     if not isinstance(tables, list) or not tables:
         raise FloorError(f"floors file {path}: it has no [[floor]] table")
@@ -116,15 +117,17 @@ def _floor(where: str, table: Any) -> Floor:
         raise FloorError(f"{where}: concurrency is {concurrency!r}; it must be a whole number >= 1")
     return Floor(
         text["name"] or where.rsplit(", ", 1)[-1], text["model"], text["unit"], text["rate"],
-        concurrency, _points(where, table.get("points")),
+        concurrency, _points(where, table.get("points"), text["unit"]),
     )  # fmt: skip
 
 
-def _points(where: str, value: Any) -> tuple[tuple[int, float], ...]:
+def _points(where: str, value: Any, unit: str) -> tuple[tuple[int, float], ...]:
     rule = "points must be a list of [context in tokens, floor] pairs with ascending contexts"
     if not isinstance(value, list) or not value:
-        raise FloorError(f"{where}: points is {value!r}; {rule}")
+        given = "are missing" if value is None else f"is {value!r}"
+        raise FloorError(f"{where}: points {given}; {rule}")
     points: list[tuple[int, float]] = []
+    most = math.inf if unit == "tok/s" else MAX_RATIO
     for pair in value:
         if not isinstance(pair, list) or len(pair) != 2:
             raise FloorError(f"{where}: points has {pair!r}; {rule}")
@@ -135,7 +138,13 @@ def _points(where: str, value: Any) -> tuple[tuple[int, float], ...]:
             isinstance(floor, bool) or not isinstance(floor, int | float)
             or not math.isfinite(floor) or floor <= 0
         ):  # fmt: skip
-            raise FloorError(f"{where}: the floor at {context} is {floor!r}; it must be above 0")
+            raise FloorError(
+                f"{where}: the floor at {context} is {floor!r}; it must be a number above 0"
+            )
+        if floor > most:
+            raise FloorError(
+                f"{where}: the floor at {context} is {floor!r} {unit}; a ratio is at most {most:g}"
+            )
         if points and context <= points[-1][0]:
             raise FloorError(f"{where}: context {context} comes after {points[-1][0]}; {rule}")
         points.append((context, float(floor)))

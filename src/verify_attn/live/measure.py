@@ -198,7 +198,7 @@ def _step_figures(steps: Steps, first: int, last: int) -> tuple[float | Absent, 
 
 
 def _windows(steps: Steps, window_tokens: int) -> list[Window]:
-    """Windows of whole steps, each of at least ``window_tokens``; a short rest joins the last."""
+    """Windows of whole steps, each of at least ``window_tokens``; a rest under half of it joins the last."""
     assert not isinstance(steps.tokens, Absent)
     after = np.concatenate(([0.0], np.cumsum(steps.tokens[1:])))
     edges = [0]
@@ -206,11 +206,10 @@ def _windows(steps: Steps, window_tokens: int) -> list[Window]:
         edges.append(int(np.searchsorted(after, after[edges[-1]] + window_tokens - 1e-9)))
     if len(edges) == 1:
         edges.append(len(after) - 1)
-    elif after[-1] - after[edges[-1]] > 0:
-        if after[-1] - after[edges[-1]] >= window_tokens / 2:
-            edges.append(len(after) - 1)
-        else:
-            edges[-1] = len(after) - 1
+    elif after[-1] - after[edges[-1]] >= window_tokens / 2:
+        edges.append(len(after) - 1)
+    else:
+        edges[-1] = len(after) - 1
     windows = []
     for a, b in pairwise(edges):
         seconds = float(steps.t_s[b] - steps.t_s[a])

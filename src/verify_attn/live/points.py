@@ -126,11 +126,11 @@ class Point:
 
     @property
     def step_ms(self) -> float | Absent:
-        """Committed tokens a step over the rate where those were counted together."""
-        counted, rate = self.counted_together, self.decode_tok_s
-        if counted is not None and not isinstance(rate, Absent):
-            return counted / rate * 1e3
-        return _median([trial.step_ms for trial in self.usable], self._why_no_rate)
+        """Committed tokens a step over the rate, of all trials together."""
+        committed, rate = self.committed_per_step, self.decode_tok_s
+        if isinstance(committed, Absent) or isinstance(rate, Absent):
+            return committed if isinstance(committed, Absent) else rate
+        return committed / rate * 1e3
 
     @property
     def first_token_s(self) -> float | Absent:

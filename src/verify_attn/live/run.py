@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +17,10 @@ from verify_attn.live.causes import Finding
 from verify_attn.live.client import Client
 from verify_attn.live.floors import Floor
 from verify_attn.live.points import Point
+from verify_attn.live.requests import replayed
 from verify_attn.live.saved import SavedRun
 from verify_attn.live.session import Session
-from verify_attn.live.settings import Settings
+from verify_attn.live.settings import Settings, point_name
 from verify_attn.live.sweep import NO_LOG, Progress, Sweep
 from verify_attn.live.target import Target
 from verify_attn.live.verdict import Verdict, judge
@@ -37,6 +40,7 @@ class Run:
     kv: KvRead | None = None
     session: Session | None = None
     sweep: Sweep | None = None
+    interrupted: bool = False
     _began: float = 0.0
 
     async def go(self, watch: Callable[[Progress], None]) -> None:
@@ -76,6 +80,21 @@ class Run:
             for point in undecided:
                 if not self.died:
                     await self.sweep.measure(point)
+
+    def interrupt(self) -> None:
+        """Somebody ended the run: say so of the point in hand and of those not reached."""
+        self.interrupted = True
+        if self.sweep is None:
+            return
+        done = {point.name for point in self.points}
+        for point in self.points:
+            if not (point.trials or point.skipped or point.error):
+                point.skipped = "interrupted"
+        self.sweep.points += [
+            Point(context, streams, name, skipped="not reached: interrupted")
+            for context, streams in self.settings.points()
+            if (name := point_name(context, streams)) not in done
+        ]
 
     def close(self) -> None:
         """Let go of the log."""
@@ -150,7 +169,7 @@ class Run:
         """The run record; the API key appears nowhere in it."""
         record = new_record(command)
         record["cases"] = [
-            case_of(p, self.verdict(p), self.splits(p), self.settings.corpus) for p in self.points
+            case_of(p, self.verdict(p), self.splits(p), self._text()) for p in self.points
         ]
         record["findings"] = [finding.as_json() for finding in self.findings()]
         record["overview"] = {
@@ -158,11 +177,46 @@ class Run:
         }
         record["server"] = self._server()
         record["floors_given"] = len(self.floors)
+        record["interrupted"] = self.interrupted
+        if self.saved is not None:
+            record["against"] = {"name": self.saved.name, "differs": self._differs()}
+        if self.settings.request is not None:
+            record["request"] = self._replayed()
         if self.sweep is not None and self.settings.keep_reads:
             record["reads"] = [{"case": n, **reads_of(a)} for n, a in self.sweep.answers]
         scrubbed = scrub(record, self.target)
         assert isinstance(scrubbed, dict)
         return scrubbed
+
+    def _text(self) -> str:
+        return self.settings.corpus if self.settings.request is None else "recorded request"
+
+    def _differs(self) -> list[str]:
+        """What makes the saved run a comparison with something else."""
+        if self.saved is None or self.session is None:
+            return []
+        now = {
+            "model": self.model, "engine": self.session.facts.engine,
+            "max_tokens": self.settings.max_tokens,
+        }  # fmt: skip
+        return [
+            f"{name} was {before}, is {now[name]}"
+            for name, before in self.saved.about.items()
+            if before is not None and before != now[name]
+        ]
+
+    def _replayed(self) -> dict[str, Any]:
+        """What was sent for a recorded request: its digest and every field but the text."""
+        assert self.settings.request is not None
+        given = self.settings.request
+        found: dict[str, Any] = {
+            "sha256": hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest(),
+        }
+        if self.session is not None:
+            sent = replayed(self.session.dialect, given, self.settings.max_tokens)
+            found["sent"] = {k: v for k, v in sent.items() if k not in ("messages", "prompt")}
+            found["added_or_changed"] = sorted(k for k, v in sent.items() if given.get(k) != v)
+        return found
 
     def _server(self) -> dict[str, Any]:
         if self.session is None:
@@ -171,6 +225,7 @@ class Run:
         overhead, rate = session.calibration.line
         server: dict[str, Any] = {
             "url": self.target.root,
+            "max_tokens": self.settings.max_tokens,
             "model": session.dialect.model,
             "endpoint": session.dialect.endpoint,
             "facts": session.facts.as_record(),

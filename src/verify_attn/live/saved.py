@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class SavedRun:
 
     name: str
     points: tuple[SavedPoint, ...]
+    about: dict[str, Any] = field(default_factory=dict)  # model, engine, max_tokens
 
     def near(self, context: int, concurrency: int) -> SavedPoint | None:
         """The saved point at this context, give or take a tenth."""
@@ -54,10 +55,19 @@ class SavedRun:
 
 def read_saved(path: Path) -> SavedRun:
     """Read a sweep's record; raises `RecordError` if it has no measured point."""
-    points = [p for case in read_record(path)["cases"] if (p := _point(case)) is not None]
+    record = read_record(path)
+    points = [p for case in record["cases"] if (p := _point(case)) is not None]
     if not points:
         raise RecordError(f"{path} has no measured point of a sweep")
-    return SavedRun(path.name, tuple(sorted(points, key=lambda p: p.context)))
+    server = record.get("server")
+    server = server if isinstance(server, dict) else {}
+    facts = server.get("facts")
+    about = {
+        "model": server.get("model"),
+        "engine": facts.get("engine") if isinstance(facts, dict) else None,
+        "max_tokens": server.get("max_tokens"),
+    }
+    return SavedRun(path.name, tuple(sorted(points, key=lambda p: p.context)), about)
 
 
 def _point(case: dict[str, Any]) -> SavedPoint | None:

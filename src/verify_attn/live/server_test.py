@@ -66,7 +66,7 @@ class ServerSweep:
             return self._loop.run(self._measure(context, streams))
         except (Dead, Unusable) as wrong:
             self._broken = self.run.target.scrub(str(wrong))
-            pytest.fail(self._broken, pytrace=False)
+        pytest.fail(self._broken, pytrace=False)
 
     async def _measure(self, context: int, streams: int) -> dict[str, Any]:
         run = self.run

@@ -31,6 +31,11 @@ SLOWS = {
 }  # fmt: skip
 
 
+# So much slower, by the upper bound of its rate, nothing passes without a floor that allows it:
+# than the shortest context, and than a saved run.
+COLLAPSED, REGRESSED = 0.5, 0.9
+
+
 @dataclass(frozen=True)
 class Check:
     """One floor at one point."""
@@ -117,12 +122,31 @@ def judge(
     slow = [
         f.cause
         for f in [*mine_too, *(f for t in point.trials for f in t.findings)]
-        if f.cause in SLOWS and f.confidence != LOW
+        if f.cause in SLOWS and (f.confidence != LOW or f.cause.startswith("step-time"))
     ]
     if slow:
         causes = ", ".join(dict.fromkeys(slow))
         return Verdict("inconclusive", f"{causes}, and no floor says whether that is allowed")
+    slower = _slower(point, points, saved)
+    if slower is not None:
+        return Verdict("inconclusive", f"{slower}, and no floor says whether that is allowed")
     return Verdict("pass", "measured; held to no floor")
+
+
+def _slower(point: Point, points: list[Point], saved: SavedRun | None) -> str | None:
+    """Is it far slower than the shortest context, or than the saved run, whatever the cause?"""
+    rate, found = point.decode_tok_s, interval(point)
+    if isinstance(rate, Absent) or found is None:
+        return None
+    shortest = _shortest(point, points)
+    best = shortest.decode_tok_s
+    if not isinstance(best, Absent) and found.high < COLLAPSED * best:
+        return f"{rate / best:.2f} times the rate of {shortest.name}"
+    if saved is not None and not isinstance(point.context, Absent):
+        before = saved.rate_at(point.context, point.concurrency)
+        if before is not None and found.high < REGRESSED * before:
+            return f"{rate / before:.2f} times the rate of the saved run {saved.name}"
+    return None
 
 
 def interval(point: Point) -> Bounds | None:
@@ -158,7 +182,7 @@ def _check(
         return Check(floor, None, "inconclusive", reference.reason)
     limit = at * reference
     held = worst_window(repeats, window_tokens) if floor.rate == "worst window" else repeats
-    status, reason = decide(held, limit)
+    status, reason = decide(held, limit, _reference_error(floor, point, points))
     what = f"{floor.rate} {reason}"
     if floor.unit != "tok/s":
         what += f" ({at:.3g} {floor.unit})"
@@ -177,6 +201,17 @@ def _reference(
         rate = saved.rate_at(context, point.concurrency)
         return rate if rate is not None else Absent(f"the saved run has no rate at {context:,}")
     return _shortest(point, points).decode_tok_s
+
+
+def _reference_error(floor: Floor, point: Point, points: list[Point]) -> float:
+    """Of the shortest context's rate, as a share of it; a saved rate is taken as it stands."""
+    if floor.unit != "of shortest context":
+        return 0.0
+    shortest = _shortest(point, points)
+    rate, found = shortest.decode_tok_s, interval(shortest)
+    if isinstance(rate, Absent) or found is None:
+        return 0.0
+    return (found.high - found.low) / 2 / rate
 
 
 def _shortest(point: Point, points: list[Point]) -> Point:

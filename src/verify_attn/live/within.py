@@ -18,7 +18,8 @@ ACCEPTANCE_DRIFT = 1.25  # first third over last
 # Where tokens are shares of the text: a token of code or figures is shorter than one of prose by
 # this much, so that a change of subject alone looks like a drift.
 ESTIMATED_DRIFT = 1.6
-STEP_DRIFT = 1.2  # last third over first
+STEP_DRIFT = 1.2  # last third over first, medians ...
+MEAN_DRIFT = 1.1  # ... and means
 SAME_COUNT_SHARE = 0.9
 COUNT_SLACK = 0.02
 MAX_OVERSHOOT = 16  # tokens of the last step beyond the end of the answer
@@ -163,6 +164,9 @@ def _step_time(m: Measurement, paused: Pauses) -> list[Finding]:
     found = time_drift(gaps)
     if found is None or not found.significant or found.ratio < STEP_DRIFT:
         return []
+    third = len(gaps) // 3
+    if float(gaps[-third:].mean()) < MEAN_DRIFT * float(gaps[:third].mean()):
+        return []  # short and long gaps in another mixture: the time of the answer is the same
     text = (
         f"step time grows from {found.early * 1e3:.1f} to {found.late * 1e3:.1f} ms within the "
         "answer"
