@@ -198,15 +198,13 @@ def _step_figures(steps: Steps, first: int, last: int) -> tuple[float | Absent, 
 
 
 def _windows(steps: Steps, window_tokens: int) -> list[Window]:
-    """Windows of whole steps, each of at least ``window_tokens``; a rest under half of it joins the last."""
+    """Windows of whole steps of ``window_tokens`` at least; a rest under half of it joins the last."""
     assert not isinstance(steps.tokens, Absent)
     after = np.concatenate(([0.0], np.cumsum(steps.tokens[1:])))
     edges = [0]
     while after[-1] - after[edges[-1]] >= window_tokens:
         edges.append(int(np.searchsorted(after, after[edges[-1]] + window_tokens - 1e-9)))
-    if len(edges) == 1:
-        edges.append(len(after) - 1)
-    elif after[-1] - after[edges[-1]] >= window_tokens / 2:
+    if len(edges) == 1 or after[-1] - after[edges[-1]] >= window_tokens / 2:
         edges.append(len(after) - 1)
     else:
         edges[-1] = len(after) - 1
