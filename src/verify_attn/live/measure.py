@@ -198,7 +198,7 @@ def _step_figures(steps: Steps, first: int, last: int) -> tuple[float | Absent, 
 
 
 def _windows(steps: Steps, window_tokens: int) -> list[Window]:
-    """Windows of whole steps of ``window_tokens`` at least; a rest under half of it joins the last."""
+    """Whole steps of ``window_tokens`` at least; a rest under half of that joins the last."""
     assert not isinstance(steps.tokens, Absent)
     after = np.concatenate(([0.0], np.cumsum(steps.tokens[1:])))
     edges = [0]
