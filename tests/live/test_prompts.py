@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.live.truth import Tokenizer
@@ -44,6 +44,7 @@ def test_longer_than_all_texts() -> None:
     assert repeated(text) is not None
 
 
+@example("mixed", 11556, 942005108)  # ends right after a paragraph
 @given(st.sampled_from(CORPORA), st.integers(150, 20_000), st.integers(0, 2**40))
 def test_lengths_are_right(corpus: str, chars: int, seed: int) -> None:
     assert len(prompt(corpus, chars, seed)) == chars

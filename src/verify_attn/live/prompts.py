@@ -64,7 +64,7 @@ def _text(corpus: str, chars: int, seed: int) -> str:
             seen |= own
         parts.append(paragraph)
         length += len(paragraph) + 2
-        if length >= chars:
+        if length - 2 >= chars:  # the last has no line ends after it
             break
     return "\n\n".join(parts)[:chars]
 
