@@ -102,7 +102,7 @@ class TestLlamaCpp:
             assert times == sorted(times)
             # A token an event, the role, the usage, [DONE].
             assert 200 <= sum(row[2] for row in kept["reads"]) <= 204
-        floors.write_text(FLOORS.format(least=1.8))
+        floors.write_text(FLOORS.format(least=1.5))
         failed = command(llamacpp, tmp_path, *points, "--floors", str(floors))
         assert (failed.exit_code, failed.statuses[1]) == (1, "fail"), failed.stdout
         assert "of shortest context" in failed.record["cases"][1]["reason"]
