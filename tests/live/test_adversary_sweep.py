@@ -228,7 +228,7 @@ def test_a_recorded_request_of_several_answers(body: Body, said: str, tmp_path: 
 @pytest.mark.parametrize("name", ["decode_limit_s", "stall_s", "first_token_s", "budget_s"])
 def test_no_limit_is_nan(name: str) -> None:
     with pytest.raises(SettingsError):
-        replace(Settings(), **{name: float("nan")})  # type: ignore[arg-type]
+        replace(Settings(), **{name: float("nan")})
     with pytest.raises(SettingsError, match=r"1\.\.16,777,216"):
         Settings(contexts=(10**12,))
 

@@ -144,7 +144,7 @@ def test_sglang_30763_acceptance_that_decays_is_named_and_has_the_whole_share() 
     short = point(1000, measured(*speculating(wobbling(0.02, [5, 3, 4, 4], 100))))
     long = point(32_000, measured(*speculating(wobbling(0.02, [2, 1, 2, 1], 100))))
     rate, committed, step = short.decode_tok_s, short.committed_per_step, short.step_ms
-    found = split(long, "short", rate, committed, step)  # type: ignore[arg-type]
+    found = split(long, "short", rate, committed, step)
     assert not isinstance(found, Absent)
     assert found.acceptance_share == pytest.approx(1, abs=0.02)
 
@@ -155,7 +155,7 @@ def test_vllm_42910_equal_steps_of_another_time_are_the_step_times() -> None:
     fast = point(1000, measured(*speculating(wobbling(0.0276, tokens, 34))))
     slow = point(1000, measured(*speculating(wobbling(0.0404, tokens, 34))))
     rate, committed, step = fast.decode_tok_s, fast.committed_per_step, fast.step_ms
-    found = split(slow, "the graph", rate, committed, step)  # type: ignore[arg-type]
+    found = split(slow, "the graph", rate, committed, step)
     assert not isinstance(found, Absent)
     assert found.rate == pytest.approx(99.1 / 144.9, rel=0.02)
     assert found.acceptance_share == pytest.approx(0, abs=0.02)

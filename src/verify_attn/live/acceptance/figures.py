@@ -38,8 +38,8 @@ def counts(value: Any) -> tuple[int, ...] | None:
     """A list of whole numbers; None where it is no list or one entry is no count."""
     if not isinstance(value, list):
         return None
-    found = tuple(count(entry) for entry in value)
-    return None if any(entry is None for entry in found) else found  # type: ignore[return-value]
+    found = tuple(known for entry in value if (known := count(entry)) is not None)
+    return found if len(found) == len(value) else None
 
 
 def member(holder: Any, *names: str) -> Any:
