@@ -88,7 +88,7 @@ class Pool:
 
 def run(model: Model, pool: Pool, tokens: torch.Tensor, prefix: int, tree: DraftTree):
     depths = prefix + torch.tensor(tree.depths)
-    return model.logits(model.forward(tokens, depths, pool.attend(prefix, tree)))
+    return model.logits(model.forward(tokens, depths, pool.attend(prefix, tree))[0])
 
 
 @pytest.mark.real_server

@@ -90,11 +90,16 @@ class Model:
         """Of the weights and the KV rows."""
         return self.embedding.dtype
 
-    def forward(self, tokens: Tensor, depths: Tensor, attend: Attend) -> Tensor:
-        """[T, hidden] after the last norm, of ``tokens`` [T] at ``depths`` [T] (both int64).
+    def forward(
+        self, tokens: Tensor, depths: Tensor, attend: Attend, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Of ``tokens`` [T] at ``depths`` [T] (both int64): what `logits` and a drafter take.
 
-        A depth is the position in the text, for RoPE; slots are ``attend``'s business.
+        Returns ([T, hidden] after the last norm, [T, len(taps) * hidden] the residual stream after
+        the layers ``taps``, side by side).  A depth is the position in the text, for RoPE; slots
+        are ``attend``'s business.
         """
+        tapped = []
         config = self.config
         x = embedding(tokens, self.embedding)
         cos, sin = self._rotations(depths)
@@ -106,7 +111,10 @@ class Model:
             x = x + linear(values.flatten(1), layer.output)
             h = _norm(x, layer.mlp_norm, config.norm_eps)
             x = x + (layer.mlp(h) if isinstance(layer.mlp, _Mlp) else _route(config, layer.mlp, h))
-        return _norm(x, self.norm, config.norm_eps)
+            if i in taps:
+                tapped.append(x)
+        features = torch.cat(tapped, dim=-1) if tapped else x.new_empty(len(x), 0)
+        return _norm(x, self.norm, config.norm_eps), features
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, vocabulary] float32 of `forward`'s result."""
