@@ -1,0 +1,324 @@
+"""Continuous batching: a thread that admits jobs, prefills in chunks between steps, and decodes.
+
+One loop: take what came in, drop what was cancelled, admit what fits, one prefill chunk, one verify
+step of everything that decodes.  Only this thread touches the decoder.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from verify_attn.engine.cache import Measures
+from verify_attn.engine.decode import Decoder, Running
+from verify_attn.engine.faults import Faults
+from verify_attn.engine.job import (
+    ContextOverflowError,
+    Delta,
+    FinishReason,
+    Job,
+    QueueFullError,
+    RefusedError,
+    Speculation,
+)
+from verify_attn.engine.sampling import Sampling
+from verify_attn.engine.step import Moves
+from verify_attn.engine.text import Answer
+from verify_attn.paging import OutOfPagesError
+
+MOST_RUNNING = 16
+MOST_WAITING = 64
+PREFILL_CHUNK = 512
+# Loops between two looks at whether the pool wants compaction: planning costs more than a step.
+COMPACT_EVERY = 32
+REPORT_EVERY_S = 0.1
+
+
+class EngineMetrics(Protocol):
+    """Who counts; the HTTP side exports it."""
+
+    def step(self, requests: int, proposed: int, accepted: list[int], seconds: float) -> None: ...
+    def prefill(self, tokens: int, seconds: float, cached: int) -> None: ...
+    def finished(self, reason: str, prompt_tokens: int, generated: int) -> None: ...
+    def state(self, running: int, waiting: int, measures: Measures) -> None: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``fill_seed``: prompts are not computed, their KV is random rows of that seed.
+
+    ``compact_pages`` is how many pages compaction may copy between two steps; 0 is off.
+    """
+
+    max_context: int
+    running: int = MOST_RUNNING
+    waiting: int = MOST_WAITING
+    chunk: int = PREFILL_CHUNK
+    compact_pages: int = 0
+    fill_seed: int | None = None
+
+
+@dataclass(eq=False)
+class _Admitted:
+    job: Job
+    running: Running
+    answer: Answer
+    cached: int
+    announced: bool = False
+
+
+class Scheduler:
+    """The engine behind the HTTP side; ``submit``, ``cancel`` and ``flush`` are thread-safe."""
+
+    def __init__(
+        self, decoder: Decoder, limits: Limits, metrics: EngineMetrics,
+        faults: Faults | None = None,
+    ) -> None:  # fmt: skip
+        self._decoder = decoder
+        self.limits = limits
+        self._metrics = metrics
+        self._faults = faults or Faults()
+        self._lock = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._admitted: list[_Admitted] = []
+        self._cancelled: set[str] = set()
+        self._calls: list[tuple[Callable[[], int], Future[int]]] = []
+        self._dead: str | None = None
+        self._stopping = False
+        self._loops = 0
+        self._reported_s = 0.0
+        self._keys = 0
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    # -- from any thread -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end; jobs that run are told so."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, job: Job) -> None:
+        """Queue it; raises `RefusedError` (see job.py) where it cannot run."""
+        if not job.tokens:
+            raise RefusedError("the prompt has no tokens; give at least one")
+        if job.most_tokens < 1:
+            raise RefusedError(f"max_tokens is {job.most_tokens}; it must be at least 1")
+        asked = len(job.tokens) + job.most_tokens
+        most = self.limits.max_context
+        if asked > most:
+            raise ContextOverflowError(
+                f"This model's maximum context length is {most} tokens; you asked for {asked} "
+                f"({len(job.tokens)} in the prompt, {job.most_tokens} to generate). Shorten the "
+                "prompt or lower max_tokens."
+            )
+        with self._lock:
+            if self._dead is not None:
+                raise RefusedError(f"the engine is dead: {self._dead}")
+            if len(self._waiting) >= self.limits.waiting:
+                raise QueueFullError(
+                    f"{len(self._waiting)} requests wait already, and no more may; try again later"
+                )
+            self._waiting.append(job)
+            self._lock.notify()
+
+    def cancel(self, name: str) -> None:
+        """Drop the job of that name, wherever it is; its pages are free at the next loop."""
+        with self._lock:
+            self._cancelled.add(name)
+            self._lock.notify()
+
+    def flush(self) -> int:
+        """Empty the prefix cache; returns the pages freed."""
+        return self.call(self._decoder.cache.flush)
+
+    def call(self, work: Callable[[], int]) -> int:
+        """Run ``work`` in the engine's thread between two steps; raises `RefusedError` if dead."""
+        done: Future[int] = Future()
+        with self._lock:
+            if self._dead is not None or self._stopping:
+                raise RefusedError(f"the engine is dead: {self._dead or 'it was stopped'}")
+            self._calls.append((work, done))
+            self._lock.notify()
+        return done.result()
+
+    def alive(self) -> str | None:
+        """None, or why the engine does not answer any more."""
+        return self._dead
+
+    # -- the engine's thread -------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        try:
+            while self._wait():
+                self._take_in()
+                self._prefill()
+                self._step()
+                self._compact()
+                self._report()
+        except BaseException as error:  # whatever it is, nobody must wait for ever
+            traceback.print_exc()
+            self._die(f"{type(error).__name__}: {error}")
+        else:
+            self._die("it was stopped")
+
+    def _wait(self) -> bool:
+        """Sleep until there is work; False: stop."""
+        with self._lock:
+            while not (
+                self._stopping or self._waiting or self._admitted or self._calls or self._cancelled
+            ):
+                self._lock.wait()
+            return not self._stopping
+
+    def _take_in(self) -> None:
+        """Calls, cancellations, and as many waiting jobs as fit, in the order they came."""
+        with self._lock:
+            calls, self._calls = self._calls, []
+            cancelled, self._cancelled = self._cancelled, set()
+            dropped = [job for job in self._waiting if job.name in cancelled]
+            for job in dropped:
+                self._waiting.remove(job)
+        for work, done in calls:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+        for job in dropped:
+            job.emit(Delta(finish="cancelled"))
+            self._metrics.finished("cancelled", len(job.tokens), 0)
+        for one in [one for one in self._admitted if one.job.name in cancelled]:
+            self._finish(one, "cancelled")
+        while len(self._admitted) < self.limits.running and self._admit_next():
+            pass
+
+    def _admit_next(self) -> bool:
+        with self._lock:
+            if not self._waiting:
+                return False
+            job = self._waiting[0]
+        # The tree of the last step may reach past the last token.
+        most = len(job.tokens) + job.most_tokens + self._decoder.budget + 1
+        try:
+            held = self._decoder.cache.admit(job.tokens, most)
+        except (OutOfPagesError, ValueError) as error:
+            if isinstance(error, OutOfPagesError) and self._admitted:
+                return False  # it fits once others are done
+            held = None
+            job.emit(Delta(finish="error", error=str(error)))
+        with self._lock:
+            self._waiting.popleft()
+        if held is None:
+            return True
+        self._keys += 1
+        seed = job.seed if job.seed is not None else secrets.randbits(63)
+        running = Running(
+            self._keys, list(job.tokens), len(job.tokens), held,
+            Sampling(job.temperature, job.top_p, seed),
+        )  # fmt: skip
+        answer = Answer(job.most_tokens, job.stop, job.ignore_eos)
+        self._admitted.append(_Admitted(job, running, answer, held.cached))
+        return True
+
+    def _prefill(self) -> None:
+        """One chunk of the request that has waited longest."""
+        one = next((one for one in self._admitted if one.running.in_prefill), None)
+        if one is None:
+            return
+        running = one.running
+        start = time.perf_counter()
+        if self.limits.fill_seed is not None and running.prompt_tokens > 1:
+            one.cached = self._decoder.fill(running, self.limits.fill_seed)
+        end = min(running.prompt_tokens, running.held.length + self.limits.chunk)
+        self._faults.before_prefill(end)
+        count = self._decoder.prefill(running, self.limits.chunk)
+        seconds = time.perf_counter() - start
+        self._metrics.prefill(count, seconds, 0 if one.announced else one.cached)
+        one.announced = True
+        if not running.in_prefill:
+            self._emit(one, (running.tokens[-1],))
+
+    def _step(self) -> None:
+        decoding = [one for one in self._admitted if not one.running.in_prefill]
+        if not decoding:
+            return
+        start = time.perf_counter()
+        requests = [one.running for one in decoding]
+        self._faults.before_step(requests)
+        steps = self._decoder.step(requests)
+        accepted = [len(step.tokens) - 1 for step in steps]
+        proposed = sum(step.proposed for step in steps)
+        self._metrics.step(len(steps), proposed, accepted, time.perf_counter() - start)
+        for one, step in zip(decoding, steps, strict=True):
+            self._emit(one, step.tokens)
+
+    def _emit(self, one: _Admitted, tokens: tuple[int, ...]) -> None:
+        counted, text = one.answer.add(tokens)
+        if one.answer.finish is not None:
+            self._finish(one, one.answer.finish, counted, text)
+        else:
+            one.job.emit(Delta(counted, text, cached_tokens=one.cached))
+
+    def _finish(
+        self, one: _Admitted, reason: FinishReason, tokens: tuple[int, ...] = (), text: str = ""
+    ) -> None:
+        self._admitted.remove(one)
+        self._decoder.release(one.running)
+        one.job.emit(
+            Delta(tokens, text, reason, cached_tokens=one.cached, speculation=self._spent(one))
+        )
+        self._metrics.finished(reason, one.running.prompt_tokens, one.answer.tokens)
+
+    def _spent(self, one: _Admitted) -> Speculation:
+        committed = tuple(one.running.committed)
+        return Speculation(
+            self._decoder.drafter.name, self._decoder.budget, len(committed),
+            one.running.proposed_drafts, sum(committed) - len(committed), committed,
+        )  # fmt: skip
+
+    def _compact(self) -> None:
+        """Between steps, within the budget, where some request lies scattered."""
+        self._loops += 1
+        if not self.limits.compact_pages or self._loops % COMPACT_EVERY:
+            return
+        if self._decoder.cache.measure().max_runs > 1:
+            self.compact_now(self.limits.compact_pages)
+
+    def compact_now(self, pages: int | None) -> Moves:
+        """In the engine's thread (see `call`): copy up to ``pages`` pages towards their places."""
+        moves = self._decoder.cache.compact(pages)
+        self._decoder.move([moves])
+        return moves
+
+    def _report(self) -> None:
+        """Often enough for who reads metrics; looking at every page costs too much for a step."""
+        now = time.monotonic()
+        if self._admitted and now - self._reported_s < REPORT_EVERY_S:
+            return
+        self._reported_s = now
+        with self._lock:
+            waiting = len(self._waiting)
+        self._metrics.state(len(self._admitted), waiting, self._decoder.cache.measure())
+
+    def _die(self, why: str) -> None:
+        with self._lock:
+            self._dead = why
+            waiting, self._waiting = list(self._waiting), deque()
+            calls, self._calls = self._calls, []
+        for _, done in calls:
+            done.set_exception(RefusedError(f"the engine is dead: {why}"))
+        for job in [*(one.job for one in self._admitted), *waiting]:
+            job.emit(Delta(finish="error", error=f"the engine died: {why}"))
+        self._admitted.clear()
