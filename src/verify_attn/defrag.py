@@ -2,14 +2,15 @@
 
 A plan is a list of page copies, each onto a page that holds nothing live at that moment.  So it can
 stop after any of them: the page tables of the copies done so far are right, a budget is a prefix
-of the list, and a crash in the middle of a copy is made good by going on with that copy.  Where a
-wanted page is taken, what holds it is moved out of the way first, to its own place if that is
-free; the pages of a cycle of k so take k + 1 copies, since one of them is parked.
+of the list, and a crash in the middle of a copy is made good by going on with that copy.  Where
+pages must move is a permutation.  Each of its paths ends at a free page and is filled from there,
+one copy a page; a cycle has no free page, so one of its pages is parked first, which makes it a
+path of one copy more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,46 +64,61 @@ def plan_compaction(
     ``pages``         of the pool
     ``budget_pages``  the most copies; None for all that it takes
 
-    Requests keep the order of their lowest pages; those that share their beginning, as a prefix
-    cache lets them, stay together, the shared pages in the first of them.  A
-    pool without a free page cannot move a cycle: then the list ends before it.
+    Requests come to lie in the order given, shared pages with the first that has them.  That order
+    does not depend on where pages are now, so a plan made anew where a budget ended the last one
+    goes on with the rest of it.  A pool without a free page cannot move a cycle: such a list has
+    none.
     """
-    goal = _goal(tables, pages)
-    at = {page: page for page in goal}  # where each live page's content is now
-    holds = {page: page for page in goal}  # whose content a page holds; free pages are not in it
-    free = sorted(set(range(pages)) - set(goal))
+    order = _order(tables, pages)
+    out_of_place = np.flatnonzero(order != np.arange(len(order))).tolist()
+    held = np.zeros(pages, dtype=np.bool_)
+    held[order] = True
+    unheld = np.flatnonzero(~held)
+    if not unheld.size:
+        return []
+    budget = len(order) * 2 if budget_pages is None else max(budget_pages, 0)
+    wanted = order.tolist()  # target page -> where its content is now
+    home = dict(zip(wanted, range(len(wanted)), strict=True))  # the other way round
+    spare = int(unheld[-1])  # a page that holds nothing; high ones are not wanted soon
     copies: list[Copy] = []
+    for first in out_of_place:
+        if len(copies) >= budget:
+            break
+        if wanted[first] == first:
+            continue  # done with an earlier path
+        end = first
+        while end in home and home[end] != first:
+            end = home[end]  # what is in the way, and where that belongs
+        if end in home:  # a cycle: its last page is parked
+            copies.append(Copy(end, spare))
+            wanted[first] = spare
+        free = end
+        while free < len(wanted) and wanted[free] != free:
+            source = wanted[free]
+            copies.append(Copy(source, free))
+            wanted[free] = free
+            home.pop(source, None)
+            home[free] = free
+            if free == spare:
+                spare = source
+            free = source
+    return copies[:budget]
 
-    def move(content: int, target: int) -> None:
-        source = at[content]
-        copies.append(Copy(source, target))
-        free.remove(target)
-        free.append(source)
-        del holds[source]
-        at[content], holds[target] = target, content
 
-    for content, target in sorted(goal.items(), key=lambda item: item[1]):
-        if at[content] == target:
-            continue
-        in_the_way = holds.get(target)
-        if in_the_way is not None:
-            if not free:
-                break
-            home = goal[in_the_way]
-            # The highest free page: the low ones are wanted next.
-            move(in_the_way, home if home in free else max(free))
-        move(content, target)
-    return copies if budget_pages is None else copies[: max(budget_pages, 0)]
-
-
-def tables_after(tables: Mapping[int, npt.ArrayLike], copies: Sequence[Copy]) -> dict[int, Table]:
-    """The page tables once ``copies`` are done."""
+def places_after(copies: Iterable[Copy]) -> dict[int, int]:
+    """Page before -> page once ``copies`` are done, of the content of every page moved."""
     moved: dict[int, int] = {}
     origin: dict[int, int] = {}
     for copy in copies:
         first = origin.pop(copy.source, copy.source)
         moved[first] = copy.target
         origin[copy.target] = first
+    return moved
+
+
+def tables_after(tables: Mapping[int, npt.ArrayLike], copies: Sequence[Copy]) -> dict[int, Table]:
+    """The page tables once ``copies`` are done."""
+    moved = places_after(copies)
     return {
         request: np.array([moved.get(int(p), int(p)) for p in np.asarray(table)], dtype=np.int32)
         for request, table in tables.items()
@@ -118,8 +134,8 @@ def apply_copies(pool: torch.Tensor, copies: Sequence[Copy]) -> None:
         pool[..., copy.target, :, :] = pool[..., copy.source, :, :]
 
 
-def _goal(tables: Mapping[int, npt.ArrayLike], pages: int) -> dict[int, int]:
-    """Where every live page's content should be."""
+def _order(tables: Mapping[int, npt.ArrayLike], pages: int) -> npt.NDArray[np.int64]:
+    """Every live page once, in the order in which their contents should lie from page 0 up."""
     own = {request: np.asarray(table, dtype=np.int64) for request, table in tables.items()}
     for request, table in own.items():
         outside = table[(table < 0) | (table >= pages)]
@@ -129,17 +145,6 @@ def _goal(tables: Mapping[int, npt.ArrayLike], pages: int) -> dict[int, int]:
             )
         if len(np.unique(table)) != len(table):
             raise DefragError(f"request {request} has a page twice in its table")
-    lowest: dict[int, int] = {}  # page of any request with this first page
-    for table in own.values():
-        if table.size:
-            first = int(table[0])
-            lowest[first] = min(lowest.get(first, pages), int(table.min()))
-    goal: dict[int, int] = {}
-    tables_in_order = sorted(
-        (table.tolist() for table in own.values() if table.size),
-        key=lambda table: (lowest[table[0]], table),
-    )
-    for table in tables_in_order:
-        for page in table:
-            goal.setdefault(page, len(goal))
-    return goal
+    every = np.concatenate([np.zeros(0, dtype=np.int64), *own.values()])
+    _, first_seen = np.unique(every, return_index=True)
+    return every[np.sort(first_seen)]

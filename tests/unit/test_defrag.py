@@ -47,6 +47,20 @@ def read(pool: torch.Tensor, table: object) -> torch.Tensor:
     return pool[:, torch.as_tensor(np.asarray(table), dtype=torch.int64)]
 
 
+def least_copies(tables: dict[int, list[int]], after: dict[int, np.ndarray]) -> int:
+    """One for each page that must move, and one more for each cycle among them."""
+    to = {b: int(a) for r, table in tables.items() for a, b in zip(after[r], table, strict=True)}
+    moving = {page: target for page, target in to.items() if page != target}
+    cycles, seen = 0, set()
+    for page in moving:
+        at = page
+        while at in moving and at not in seen:
+            seen.add(at)
+            at = moving[at]
+            cycles += at == page
+    return len(moving) + cycles
+
+
 @settings(max_examples=400)
 @given(pools(), st.data())
 def test_any_stop_is_a_right_state(
@@ -87,10 +101,7 @@ def test_a_whole_plan_packs_and_copies_no_more_than_it_must(
             others = {int(p) for r, t in after.items() if r != request for p in t}
             own = [int(page) for page in table if int(page) not in others]
             assert not own or own == list(range(own[0], own[0] + len(own)))
-    out_of_place = sum(
-        int(a) != b for r, table in tables.items() for a, b in zip(after[r], table, strict=True)
-    )
-    assert len(copies) <= 2 * out_of_place
+        assert len(copies) == least_copies(tables, after)
     again = plan_compaction(after, pages)
     assert not again or len(live) == pages
 
@@ -113,12 +124,54 @@ def test_a_budget_is_a_prefix(drawn: tuple[int, dict[int, list[int]]], budget: i
     assert plan_compaction(tables, pages, budget) == plan_compaction(tables, pages)[:budget]
 
 
+@settings(max_examples=200)
+@given(pools(), st.integers(1, 3))
+def test_plans_made_anew_after_each_budget_cost_no_more(
+    drawn: tuple[int, dict[int, list[int]]], budget: int
+) -> None:
+    pages, tables = drawn
+    now, total = tables, 0
+    for _ in range(2 * pages):
+        copies = plan_compaction(now, pages, budget)
+        if not copies:
+            break
+        total += len(copies)
+        now = tables_after(now, copies)
+    whole = plan_compaction(tables, pages)
+    assert total == len(whole)
+    final = tables_after(tables, whole)
+    assert all(np.array_equal(now[r], final[r]) for r in tables)
+
+
+@settings(max_examples=200)
+@given(pools())
+def test_a_page_moves_once_unless_it_is_parked(drawn: tuple[int, dict[int, list[int]]]) -> None:
+    pages, tables = drawn
+    copies = plan_compaction(tables, pages)
+    live = {page for table in tables.values() for page in table}
+    at = {page: page for page in live}
+    moves = dict.fromkeys(live, 0)
+    for copy in copies:
+        content = next(page for page, where in at.items() if where == copy.source)
+        at[content] = copy.target
+        moves[content] += 1
+    assert all(count <= 2 for count in moves.values())
+    if copies:
+        assert set(at.values()) == set(range(len(live)))
+        assert len(copies) == least_copies(tables, tables_after(tables, copies))
+
+
 def test_a_cycle_takes_one_parking() -> None:
     # Contents of pages 1, 2, 0 belong to pages 0, 1, 2; page 3 is free.
     copies = plan_compaction({7: [1, 2, 0]}, 4)
-    assert copies == [Copy(0, 3), Copy(1, 0), Copy(2, 1), Copy(3, 2)] or len(copies) == 4
+    assert copies == [Copy(1, 3), Copy(2, 1), Copy(0, 2), Copy(3, 0)]
     assert tables_after({7: [1, 2, 0]}, copies)[7].tolist() == [0, 1, 2]
     assert plan_compaction({7: [1, 2, 0]}, 3) == []  # no page is free
+
+
+def test_a_path_needs_no_parking() -> None:
+    # Page 2 is free and wanted; what lies on 0 and 1 goes up, one copy each.
+    assert plan_compaction({0: [5, 0, 1]}, 6) == [Copy(1, 2), Copy(0, 1), Copy(5, 0)]
 
 
 def test_measures() -> None:
