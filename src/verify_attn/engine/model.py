@@ -21,6 +21,8 @@ LATENT_NORM_EPS = 1e-6  # of the two latent norms, whatever the config says of t
 
 # attend(layer, q [T, H, D_c + D_r], rows [T, D_c + D_r]) -> [T, H, D_c]; it stores the rows first.
 Attend = Callable[[int, Tensor, Tensor], Tensor]
+# Sums a tensor over the tensor-parallel ranks; it may do so in place.
+Reduce = Callable[[Tensor], Tensor]
 
 
 class WeightsError(ValueError):
@@ -67,9 +69,16 @@ class Model:
     in float32, everything else in the weights' dtype.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-        """Raises `WeightsError` for a missing or misshapen weight."""
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], reduce: Reduce | None = None
+    ) -> None:
+        """Raises `WeightsError` for a missing or misshapen weight.
+
+        ``reduce`` is for one rank of several (`verify_attn.engine.parallel`): it is called twice a
+        layer, on what attention and the feed-forward part add to the residual stream.
+        """
         self.config = config
+        self.reduce = reduce
         take = _Take(weights)
         self.embedding = take("model.embed_tokens.weight", config.vocabulary, config.hidden)
         self.layers = [_layer(config, take, i) for i in range(config.layers)]
@@ -108,9 +117,10 @@ class Model:
             q, rows = self._project(layer, h, cos, sin)
             latent = attend(i, q, rows)
             values = torch.einsum("thc,hvc->thv", latent.to(self.dtype), layer.value_up)
-            x = x + linear(values.flatten(1), layer.output)
+            x = x + self._sum(linear(values.flatten(1), layer.output))
             h = _norm(x, layer.mlp_norm, config.norm_eps)
-            x = x + (layer.mlp(h) if isinstance(layer.mlp, _Mlp) else _route(config, layer.mlp, h))
+            more = layer.mlp(h) if isinstance(layer.mlp, _Mlp) else _route(config, layer.mlp, h)
+            x = x + self._sum(more)
             if i in taps:
                 tapped.append(x)
         features = torch.cat(tapped, dim=-1) if tapped else x.new_empty(len(x), 0)
@@ -119,6 +129,9 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, vocabulary] float32 of `forward`'s result."""
         return linear(hidden, self.head).float()
+
+    def _sum(self, x: Tensor) -> Tensor:
+        return x if self.reduce is None else self.reduce(x)
 
     def _project(self, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Absorbed queries and the rows to cache."""
