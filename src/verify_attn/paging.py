@@ -8,7 +8,7 @@ page they hand out next, and that alone decides how scattered a request's KV bec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -110,7 +110,7 @@ class ContiguousAllocator(SortedAllocator):
 
     def allocate(self, count: int) -> PageIds:
         self._require(count)
-        start = _first_run(self._free, count)
+        start = first_run(self._free, count)
         if start is None:
             return super().allocate(count)
         self._free[start : start + count] = False
@@ -118,14 +118,14 @@ class ContiguousAllocator(SortedAllocator):
         return self._take(list(range(first, first + count)))
 
 
-ALLOCATORS = {
+ALLOCATORS: dict[str, Callable[[int], PageAllocator]] = {
     "fifo": FifoAllocator,
     "sorted": SortedAllocator,
     "contiguous": ContiguousAllocator,
 }
 
 
-def _first_run(free: npt.NDArray[np.bool_], count: int) -> int | None:
+def first_run(free: npt.NDArray[np.bool_], count: int) -> int | None:
     """Start of the first run of ``count`` true entries, None if there is none."""
     if count == 0:
         return None
