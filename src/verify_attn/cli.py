@@ -142,6 +142,59 @@ def sweep(url: str, record: Path | None, dry_run: bool, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("model", default="tiny", metavar="[MODEL]")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
+              help="0: any that is free; it is printed.")  # fmt: skip
+@click.option("--kernel", help="A built-in or package.module:name [triton-split; torch on a CPU].")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[cuda where there is a GPU]")
+@click.option("--dtype", help="[bfloat16; float32 on a CPU]")
+@click.option("--context", metavar="TOKENS", help="Prompt and answer, k is 1,024 [the model's].")
+@click.option("--kv-tokens", metavar="TOKENS", help="Of the KV pool [4 contexts, if they fit].")
+@click.option("--page-size", type=int, default=1, show_default=True)
+@click.option("--allocator", default="fifo", show_default=True, help="fifo, sorted, contiguous.")
+@click.option("--contiguous", is_flag=True, help="Tier 0: a request's KV in one run of pages.")
+@click.option("--compact", "compact_pages", type=int, default=0, metavar="PAGES",
+              help="Tier 1: move up to so many pages together between steps.")  # fmt: skip
+@click.option("--no-prefix-cache", "prefix_cache", flag_value=False, default=True)
+@click.option("--drafter", help="block, ngram, replay or none [block for tiny, else ngram].")
+@click.option("--budget", type=int, default=31, show_default=True, help="Drafted nodes a step.")
+@click.option("--replay", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="The text that the drafter replay proposes.")  # fmt: skip
+@click.option("--corrupt", type=float, default=0.0, metavar="SHARE", help="Of replay's drafts.")
+@click.option("--pin", type=int, metavar="K",
+              help="Commit K tokens a step whatever the model says: not lossless.")  # fmt: skip
+@click.option("--fill-prompts", "fill_seed", type=int, metavar="SEED",
+              help="Do not compute prompts: random KV of this seed.")  # fmt: skip
+@click.option("--running", type=int, default=16, show_default=True, help="Requests side by side.")
+@click.option("--waiting", type=int, default=64, show_default=True, help="Then 503.")
+@click.option("--chunk", type=int, default=512, show_default=True, help="Prefill tokens a pass.")
+@click.option("--no-graphs", "graphs", flag_value=False, default=True, help="No CUDA graphs.")
+@click.option("--inject", multiple=True, metavar="FAULT=VALUE",
+              help="acceptance=TOKENS, step-time=MS, out-of-memory=TOKENS, die-in-prefill=TOKENS, "
+              "stall=TOKENS:SECONDS; repeat for several.")  # fmt: skip
+def serve(
+    host: str, port: int, context: str | None, kv_tokens: str | None, **options: Any
+) -> None:  # fmt: skip
+    """A small OpenAI-compatible server: MLA, paged KV and draft trees on any verify kernel.
+
+    MODEL is tiny (trained, runs on a CPU), k2.6-rank (one tensor-parallel rank of Kimi K2.6 with
+    random weights) or a folder with config.json and *.safetensors.  VERIFY_ATTN_API_KEY, if set, is
+    asked of every client.
+    """
+    from verify_attn.engine.options import OptionError
+    from verify_attn.live.settings import SettingsError
+    from verify_attn.serve_command import options_of, run_serve
+    from verify_attn.terminal import error
+
+    try:
+        asked = options_of(options, context, kv_tokens)
+    except (OptionError, SettingsError) as wrong:
+        sys.exit(error(str(wrong)))
+    sys.exit(run_serve(asked, host, port))
+
+
+@main.command()
 def doctor() -> None:
     """Say what this machine has and what can run on it."""
     from verify_attn.commands import run_doctor

@@ -63,8 +63,9 @@ def sample(logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -
 def probabilities(logits: npt.ArrayLike, sampling: Sampling) -> Float64Array:
     """[V] of one row of logits: what `sample` draws from."""
     kept = _kept(np.asarray(logits, dtype=np.float64) / sampling.temperature, sampling.top_p)
-    weights: Float64Array = np.exp(kept - kept.max())
-    return weights / weights.sum()
+    weights = np.exp(kept - kept.max())
+    shares: Float64Array = weights / weights.sum()
+    return shares
 
 
 def _kept(scaled: Float64Array, top_p: float) -> Float64Array:

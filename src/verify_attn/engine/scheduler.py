@@ -11,14 +11,13 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
-from verify_attn.engine.cache import Measures
 from verify_attn.engine.decode import Decoder, Running
 from verify_attn.engine.faults import Faults
+from verify_attn.engine.http.metrics import Metrics
 from verify_attn.engine.job import (
     ContextOverflowError,
     Delta,
@@ -28,26 +27,15 @@ from verify_attn.engine.job import (
     RefusedError,
     Speculation,
 )
+from verify_attn.engine.options import MOST_RUNNING, MOST_WAITING, PREFILL_CHUNK
 from verify_attn.engine.sampling import Sampling
 from verify_attn.engine.step import Moves
 from verify_attn.engine.text import Answer
 from verify_attn.paging import OutOfPagesError
 
-MOST_RUNNING = 16
-MOST_WAITING = 64
-PREFILL_CHUNK = 512
 # Loops between two looks at whether the pool wants compaction: planning costs more than a step.
 COMPACT_EVERY = 32
 REPORT_EVERY_S = 0.1
-
-
-class EngineMetrics(Protocol):
-    """Who counts; the HTTP side exports it."""
-
-    def step(self, requests: int, proposed: int, accepted: list[int], seconds: float) -> None: ...
-    def prefill(self, tokens: int, seconds: float, cached: int) -> None: ...
-    def finished(self, reason: str, prompt_tokens: int, generated: int) -> None: ...
-    def state(self, running: int, waiting: int, measures: Measures) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,12 +66,20 @@ class Scheduler:
     """The engine behind the HTTP side; ``submit``, ``cancel`` and ``flush`` are thread-safe."""
 
     def __init__(
-        self, decoder: Decoder, limits: Limits, metrics: EngineMetrics,
-        faults: Faults | None = None,
+        self, decoder: Decoder, limits: Limits, metrics: Metrics,
+        faults: Faults | None = None, *, model_name: str = "model", lossless: bool = True,
+        about: dict[str, object] | None = None, notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._decoder = decoder
         self.limits = limits
-        self._metrics = metrics
+        self.metrics = metrics
+        self.model_name = model_name
+        self.max_context = limits.max_context
+        self.drafter = decoder.drafter.name
+        self.budget = decoder.budget
+        self.lossless = lossless
+        self.notes = tuple(notes)
+        self.about = {**(about or {}), "notes": list(self.notes)}
         self._faults = faults or Faults()
         self._lock = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -102,13 +98,14 @@ class Scheduler:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Let the thread end; jobs that run are told so."""
+    def close(self) -> None:
+        """Let the thread end, jobs that run be told so, and the pool go."""
         with self._lock:
             self._stopping = True
             self._lock.notify()
         if self._thread.is_alive():
             self._thread.join()
+        self._decoder.runner.close()
 
     def submit(self, job: Job) -> None:
         """Queue it; raises `RefusedError` (see job.py) where it cannot run."""
@@ -198,7 +195,7 @@ class Scheduler:
                 done.set_exception(error)
         for job in dropped:
             job.emit(Delta(finish="cancelled"))
-            self._metrics.finished("cancelled", len(job.tokens), 0)
+            self.metrics.finished("cancelled", len(job.tokens), 0)
         for one in [one for one in self._admitted if one.job.name in cancelled]:
             self._finish(one, "cancelled")
         while len(self._admitted) < self.limits.running and self._admit_next():
@@ -245,7 +242,7 @@ class Scheduler:
         self._faults.before_prefill(end)
         count = self._decoder.prefill(running, self.limits.chunk)
         seconds = time.perf_counter() - start
-        self._metrics.prefill(count, seconds, 0 if one.announced else one.cached)
+        self.metrics.prefill(count, seconds, 0 if one.announced else one.cached)
         one.announced = True
         if not running.in_prefill:
             self._emit(one, (running.tokens[-1],))
@@ -260,7 +257,7 @@ class Scheduler:
         steps = self._decoder.step(requests)
         accepted = [len(step.tokens) - 1 for step in steps]
         proposed = sum(step.proposed for step in steps)
-        self._metrics.step(len(steps), proposed, accepted, time.perf_counter() - start)
+        self.metrics.step(len(steps), proposed, accepted, time.perf_counter() - start)
         for one, step in zip(decoding, steps, strict=True):
             self._emit(one, step.tokens)
 
@@ -279,7 +276,7 @@ class Scheduler:
         one.job.emit(
             Delta(tokens, text, reason, cached_tokens=one.cached, speculation=self._spent(one))
         )
-        self._metrics.finished(reason, one.running.prompt_tokens, one.answer.tokens)
+        self.metrics.finished(reason, one.running.prompt_tokens, one.answer.tokens)
 
     def _spent(self, one: _Admitted) -> Speculation:
         committed = tuple(one.running.committed)
@@ -310,7 +307,7 @@ class Scheduler:
         self._reported_s = now
         with self._lock:
             waiting = len(self._waiting)
-        self._metrics.state(len(self._admitted), waiting, self._decoder.cache.measure())
+        self.metrics.state(len(self._admitted), waiting, self._decoder.cache.measure())
 
     def _die(self, why: str) -> None:
         with self._lock:

@@ -1,0 +1,135 @@
+"""``verify-attn serve``: build the engine, say what it is, answer until told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from verify_attn.record import FAILED, INTERRUPTED, PASSED
+from verify_attn.terminal import error, output, printable
+
+if TYPE_CHECKING:
+    from verify_attn.engine.options import Options
+    from verify_attn.engine.parallel import Group
+    from verify_attn.engine.scheduler import Scheduler
+
+KEY_VARIABLE = "VERIFY_ATTN_API_KEY"
+# Streams get so long to end after a stop signal.
+GRACE_S = 3
+
+
+def options_of(options: dict[str, Any], context: str | None, kv_tokens: str | None) -> Options:
+    """From the command line's values; raises `OptionError` or `SettingsError`."""
+    from verify_attn.engine.options import Options
+    from verify_attn.live.settings import parse_sizes
+
+    def size(text: str | None) -> int | None:
+        return None if text is None else parse_sizes(text)[0]
+
+    return Options(context=size(context), kv_tokens=size(kv_tokens), **options)
+
+
+def run_serve(asked: Options, host: str, port: int) -> int:
+    """Serve until a signal; returns the exit code."""
+    missing = _missing()
+    if missing is not None:
+        return error(missing)
+    from verify_attn.engine import build, parallel
+    from verify_attn.engine.http.metrics import Metrics
+
+    started = time.monotonic()
+    try:
+        group = parallel.join(build.device_of(asked).type)
+        with Console(stderr=True).status(f"loading {printable(asked.model)}") as _:
+            if group is not None and group.rank > 0:
+                return _follow(asked, group)
+            scheduler = build.open_engine(asked, Metrics(), group)
+    except build.REFUSALS as wrong:
+        return error(str(wrong))
+    try:
+        listener = _listen(host, port)
+    except OSError as wrong:
+        scheduler.close()
+        return error(f"cannot listen on {host}:{port}: {wrong}; give another --port, or 0 for any")
+    scheduler.start()
+    try:
+        return _serve(scheduler, listener, os.environ.get(KEY_VARIABLE), started)
+    finally:
+        scheduler.close()
+
+
+def _follow(asked: Options, group: Group) -> int:
+    """A rank other than 0 does what rank 0 tells it."""
+    from verify_attn.engine import build, parallel
+
+    parallel.serve_rank(build.open_runner(asked, group), group)
+    return PASSED
+
+
+def _serve(
+    scheduler: Scheduler, listener: socket.socket, api_key: str | None, started: float
+) -> int:
+    import uvicorn
+
+    from verify_attn.engine.http.app import create_app
+
+    app = create_app(scheduler, api_key=api_key)
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=GRACE_S, lifespan="off"
+    )
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    _say(scheduler, f"http://{shown}:{port}", api_key, time.monotonic() - started)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    why = scheduler.alive()
+    if why is not None:
+        return error(f"the engine died: {why}", FAILED)
+    return PASSED
+
+
+def _say(scheduler: Scheduler, url: str, api_key: str | None, seconds: float) -> None:
+    about = scheduler.about
+    console = output()
+    console.print(
+        f"{printable(scheduler.model_name)} on {about['device']} ({about['dtype']}), kernel "
+        f"{printable(str(about['kernel']))}, page_size {about['page_size']}, "
+        f"{about['kv_tokens']:,} tokens of KV, context {scheduler.max_context:,}; drafter "
+        f"{scheduler.drafter}, budget {scheduler.budget}; {about['verify']}",
+        soft_wrap=True,
+    )
+    for note in scheduler.notes:
+        console.print(printable(note), soft_wrap=True)
+    if not _loopback(url):
+        open_to = "everyone who has the API key" if api_key else "everyone who can reach it"
+        console.print(f"listens beyond this machine: open to {open_to}", soft_wrap=True)
+    console.print(f"ready after {seconds:.1f} s: {url}", soft_wrap=True)
+    sys.stdout.flush()
+
+
+def _loopback(url: str) -> bool:
+    host = url.split("//", 1)[1].rsplit(":", 1)[0].strip("[]")
+    return ipaddress.ip_address(host).is_loopback
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before the server says that it is ready, so that the port it prints is its own."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def _missing() -> str | None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as wrong:
+        return f"serve needs {wrong.name}, which is not here: pip install 'verify-attn[serve]'"
+    return None
