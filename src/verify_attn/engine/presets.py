@@ -44,7 +44,7 @@ PRESETS: dict[str, str] = {
     "k2.6-rank": (
         "one of 8 tensor-parallel ranks of Kimi K2.6, random weights: 61 layers, 8 heads, latent "
         "512 + rope 64; the experts reduced to one dense MLP of 2,304 a layer (one token's active "
-        "share of a rank), vocabulary 20,480 (a rank's share), no all-reduce; bf16: 9.2 GiB of "
+        "share of a rank), vocabulary 20,480 (a rank's share), no all-reduce; bf16: 9.1 GiB of "
         "weights and 13.4 GiB of KV at 204,800 tokens"
     ),
 }
