@@ -111,8 +111,8 @@ class Cache:
         if wanted > available:
             self._prefixes.let_go(shared)
             raise OutOfPagesError(
-                f"{wanted} pages may be needed, {available} are neither held nor promised; wait "
-                "until a request ends"
+                f"{wanted} pages may be needed, {max(available, 0)} are neither held nor promised; "
+                "wait until a request ends"
             )
         table = np.array([entry.page for entry in shared], dtype=np.int32)
         if self.contiguous:
@@ -212,8 +212,10 @@ class Cache:
         several share moves once.  Tables and cache are those after the moves at once, so the moves
         must be done before the next pass.  They are whole pages, page_size rows each, and after
         any of them the pool is in a right state; see `verify_attn.defrag`.  Free pages are handed
-        out in ascending order afterwards.
+        out in ascending order afterwards.  One must be free for it: if none is, the least recently
+        used cached page goes; if all pages are held, nothing can move.
         """
+        self._make_free(1)
         tables: list[npt.ArrayLike] = [held.table for held in self._running]
         tables.append(np.array([entry.page for entry in self._prefixes.entries()], dtype=np.int32))
         copies = plan_compaction(dict(enumerate(tables)), self.pages, budget_pages)
@@ -295,7 +297,7 @@ class Cache:
         return mask
 
     def _make_free(self, count: int) -> None:
-        """Evict until that many pages are free; admission has seen to it that they can be."""
+        """Evict until that many pages are free, or nothing is left to evict."""
         missing = count - self._allocator.free_pages
         if missing > 0:
             self._allocator.free(self._prefixes.evict(missing))
