@@ -15,12 +15,12 @@ from verify_attn.live.acceptance.gauges import sglang, tensorrt_llm
 from verify_attn.live.acceptance.model import Acceptance, NothingDrafted
 from verify_attn.live.acceptance.prometheus import Samples
 
-# Both engines use these names behind their prefix; one "draft" is one verify step.
+# These engines use these names behind their prefix; one "draft" is one verify step.
 _DRAFTS = "spec_decode_num_drafts"
 _PROPOSED = "spec_decode_num_draft_tokens"
 _ACCEPTED = "spec_decode_num_accepted_tokens"
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
-_COUNTING = {"vllm:": "vLLM", "llamacpp:": "llama.cpp"}
+_COUNTING = {"vllm:": "vLLM", "llamacpp:": "llama.cpp", "verify_attn:": "verify-attn"}
 
 # Counters are doubles on the wire; a count that is off by more was printed with too few digits.
 _WHOLE = 1e-6
@@ -53,12 +53,16 @@ def from_counters(before: Samples | Absent, after: Samples | Absent) -> Acceptan
 
 
 def cached_between(before: Samples | Absent, after: Samples | Absent) -> int | Absent:
-    """Prompt tokens out of vLLM's prefix cache between two scrapes, all requests together."""
+    """Prompt tokens out of the prefix cache between two scrapes, all requests together.
+
+    vLLM's, or this project's own server's.
+    """
     if isinstance(before, Absent):
         return before
     if isinstance(after, Absent):
         return after
-    gained = delta(before, after, "vllm:prefix_cache_hits_total")
+    own = after.has_prefix("verify_attn:")
+    gained = delta(before, after, f"{'verify_attn' if own else 'vllm'}:prefix_cache_hits_total")
     if isinstance(gained, Absent):
         return gained
     known = _whole(gained)
@@ -76,7 +80,8 @@ def _counted(before: Samples, after: Samples, prefix: str, engine: str) -> Accep
             return Absent(f"{prefix}{name} gained {gain!r}, which is no whole number of tokens")
         totals.append(total)
     steps, accepted, proposed = totals
-    if steps == 0 and accepted == 0:
+    # verify-attn counts the steps of a drafter that proposes nothing, too.
+    if accepted == 0 and 0 in (steps, proposed):
         return NothingDrafted(
             f"no drafts between the two readings of {engine}'s counters: speculation is off, or "
             "nothing was drafted"

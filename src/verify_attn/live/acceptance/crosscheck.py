@@ -30,21 +30,25 @@ _COUNTERS = {
         "vllm:generation_tokens_total",
         "llamacpp:tokens_predicted_total",
         "sglang:generation_tokens_total",
+        "verify_attn:generation_tokens_total",
     ),
     "prompt tokens": (
         "vllm:prompt_tokens_total",
         "llamacpp:prompt_tokens_total",
         "sglang:prompt_tokens_total",
+        "verify_attn:prompt_tokens_total",
     ),
     "requests": (
         "vllm:request_success_total",
         "sglang:num_requests_total",
         "trtllm_request_success_total",
+        "verify_attn:request_success_total",
     ),
     "verify steps": (
         "vllm:spec_decode_num_drafts_total",
         "llamacpp:spec_decode_num_drafts_total",
         "sglang:spec_verify_calls_total",
+        "verify_attn:spec_decode_num_drafts_total",
     ),
 }
 
@@ -53,6 +57,7 @@ _RUNNING = (
     ("vllm:num_requests_running", "vllm:num_requests_waiting"),
     ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
     ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+    ("verify_attn:num_requests_running", "verify_attn:num_requests_waiting"),
 )
 
 

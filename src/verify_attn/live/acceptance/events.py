@@ -35,13 +35,41 @@ def from_events(events: Sequence[Any]) -> Acceptance | Absent:
     `Absent` says whether no field was there, or what was wrong with the one that was.
     """
     why = "the answer's events hold no speculation figures"
-    for reader in (_vllm, _sglang, _llamacpp, _tensorrt_llm):
+    for reader in (_own, _vllm, _sglang, _llamacpp, _tensorrt_llm):
         found = reader(events)
         if isinstance(found, Acceptance):
             return found
         if found is not None:
             why = found.reason
     return Absent(why)
+
+
+def _own(events: Sequence[Any]) -> Acceptance | Absent | None:
+    """``speculation`` of this project's own server, on the event with the finish reason."""
+    for event in reversed(events):
+        stats = member(event, "speculation")
+        if not isinstance(stats, dict):
+            continue
+        proposed, accepted = (
+            count(stats.get("proposed_drafts")),
+            count(stats.get("accepted_drafts")),
+        )
+        if proposed == 0 and accepted == 0:
+            return NothingDrafted("verify-attn's speculation says that nothing was proposed")
+        committed = counts(stats.get("committed"))
+        per_step = tuple(c - 1 for c in committed) if committed and all(committed) else None
+        histogram = None
+        if per_step and max(per_step) <= _WIDEST:
+            histogram = tuple(per_step.count(n) for n in range(max(per_step) + 1))
+        return _counted(
+            "verify-attn speculation",
+            count(stats.get("steps")),
+            accepted,
+            proposed=proposed,
+            histogram=histogram,
+            per_step=per_step,
+        )
+    return None
 
 
 def _choices(event: Any) -> Iterator[dict[str, Any]]:

@@ -245,6 +245,39 @@ def _lm_studio(answers: Answers, facts: ServerFacts) -> ServerFacts:
     return replace(facts, context_limit=Absent(f"no loaded_context_length: {why}"))
 
 
+def _own(answers: Answers, facts: ServerFacts) -> ServerFacts:
+    """``/server_info`` of this project's own server, and the size of its pool."""
+    path = "/server_info"
+    info = answers.json(path)
+    page = as_count(answers.fact(path, "page_size"))
+    pages = gauge(answers, "verify_attn:kv_pages")
+    capacity: Fact | Absent = pages
+    if isinstance(page, Fact) and isinstance(pages, Fact):
+        capacity = Fact(page.value * pages.value, f"{pages.path} x {page.path}")
+    notes = facts.notes
+    if member(info, "lossless") is False:
+        notes = (
+            *notes,
+            f"not lossless: the drafter {member(info, 'drafter')} decides, not the model",
+        )
+    named = {"engine", "version", "model", "max_context", "page_size", *_OWN_SPECULATION}
+    rest = info.keys() - named if isinstance(info, dict) else ()
+    limit = listed_limit(answers)
+    return replace(
+        facts,
+        context_limit=limit if isinstance(limit, Fact) else answers.fact(path, "max_context"),
+        kv_capacity_tokens=capacity,
+        page_size=page,
+        attention_backend=as_text(answers.fact(path, "kernel")),
+        memory=settings(some(info, *rest), path, answers),
+        speculative=settings(some(info, *_OWN_SPECULATION), path, answers),
+        max_running=as_count(answers.fact(path, "max_running")),
+        notes=notes,
+    )
+
+
+_OWN_SPECULATION = ("drafter", "budget", "lossless")
+
 _READERS = {
     "SGLang": _sglang,
     "vLLM": _vllm,
@@ -252,6 +285,7 @@ _READERS = {
     "TensorRT-LLM": _tensorrt_llm,
     "TGI": _tgi,
     "LM Studio": _lm_studio,
+    "verify-attn": _own,
 }
 
 

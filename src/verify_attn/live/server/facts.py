@@ -16,6 +16,7 @@ Engine = Literal[
     "TGI",
     "transformers serve",
     "LM Studio",
+    "verify-attn",
     "unknown",
 ]
 

@@ -42,7 +42,7 @@ async def flush_cache(
 
     An unreachable server is "failed": the caller's own probe says whether it died.
     """
-    once = {"SGLang": _sglang, "vLLM": _vllm, "llama.cpp": _llamacpp}.get(engine)
+    once = _ROUTES.get(engine)
     if once is None:
         return Flush("not offered", f"no route of {engine} is known that empties the prefix cache")
     end = clock() + limit_s
@@ -102,6 +102,18 @@ async def _llamacpp(fetch: Fetch, left_s: float) -> Flush | str:
     if not ids:
         return Flush("failed", "/slots lists no slot")
     return Flush("done", f"{len(ids)} slots erased")
+
+
+async def _own(fetch: Fetch, left_s: float) -> Flush | str:
+    """This project's own server: at any time; pages of running requests stay theirs."""
+    reply = await fetch("POST", "/flush_cache", timeout_s=30.0)
+    if not reply.ok:
+        return _refused("/flush_cache", reply)
+    freed = count(member(reply.json(), "freed_pages"))
+    return Flush("done", f"/flush_cache: HTTP {reply.status}, {freed} pages freed")
+
+
+_ROUTES = {"SGLang": _sglang, "vLLM": _vllm, "llama.cpp": _llamacpp, "verify-attn": _own}
 
 
 def _refused(path: str, reply: Reply, hint: str = "") -> Flush:

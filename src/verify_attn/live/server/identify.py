@@ -13,6 +13,7 @@ _METRICS: dict[str, Engine] = {
     "llamacpp:": "llama.cpp",
     "trtllm_": "TensorRT-LLM",
     "tgi_": "TGI",
+    "verify_attn:": "verify-attn",
 }
 
 _OWNERS: dict[str, Engine] = {
@@ -21,6 +22,7 @@ _OWNERS: dict[str, Engine] = {
     "llamacpp": "llama.cpp",
     "tensorrt_llm": "TensorRT-LLM",
     "organization_owner": "LM Studio",
+    "verify-attn": "verify-attn",
 }
 
 # Only transformers serve has these two (transformers/cli/serving/server.py, 5.19).
