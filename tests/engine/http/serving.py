@@ -37,7 +37,10 @@ class Engine:
         self.drafter = "block"
         self.budget = 7
         self.lossless = True
-        self.about: dict[str, object] = {"kernel": "torch", "page_size": 16, "layers": 2}
+        self.about: dict[str, object] = {
+            "kernel": "torch", "page_size": 16, "kv_tokens": 8192, "allocator": "fifo",
+            "layers": 2, "notes": ["prompts are not computed"],
+        }  # fmt: skip
         self.metrics = Metrics()
         self.reset()
 

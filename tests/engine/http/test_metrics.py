@@ -26,6 +26,7 @@ class Pool:
     max_runs: int = 7
     mean_run_pages: float = 4.25
     mean_spanned_pages: float = 55.5
+    scattered: int = 1
 
 
 def samples(metrics: Metrics) -> Samples:
@@ -107,6 +108,7 @@ def test_everything_else_by_name(http: httpx.Client, engine: Engine) -> None:
         "kv_runs_max": 7,
         "kv_run_pages_mean": 4.25,
         "kv_spanned_pages_mean": 55.5,
+        "kv_scattered_reservations": 1,
     }
     assert {name: found.sum(f"verify_attn:{name}") for name in expected} == pytest.approx(expected)
     metrics.state(0, 0, None)

@@ -33,6 +33,8 @@ class Measures(Protocol):
     def mean_run_pages(self) -> float: ...
     @property
     def mean_spanned_pages(self) -> float: ...
+    @property
+    def scattered(self) -> int: ...
 
 
 _POOL = {
@@ -43,6 +45,7 @@ _POOL = {
     "mean_runs": ("kv_runs_mean", "Runs of adjacent pages a request, mean over requests"),
     "max_runs": ("kv_runs_max", "Runs of adjacent pages of the most scattered request"),
     "mean_run_pages": ("kv_run_pages_mean", "Pages a run, mean"),
+    "scattered": ("kv_scattered_reservations", "Reservations since the start that found no run"),
     "mean_spanned_pages": ("kv_spanned_pages_mean", "Pages from first to last of a request, mean"),
 }
 

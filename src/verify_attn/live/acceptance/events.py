@@ -34,14 +34,14 @@ def from_events(events: Sequence[Any]) -> Acceptance | Absent:
 
     `Absent` says whether no field was there, or what was wrong with the one that was.
     """
-    why = "the answer's events hold no speculation figures"
+    why = Absent("the answer's events hold no speculation figures")
     for reader in (_own, _vllm, _sglang, _llamacpp, _tensorrt_llm):
         found = reader(events)
         if isinstance(found, Acceptance):
             return found
         if found is not None:
-            why = found.reason
-    return Absent(why)
+            why = found
+    return why
 
 
 def _own(events: Sequence[Any]) -> Acceptance | Absent | None:

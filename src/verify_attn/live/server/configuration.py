@@ -246,33 +246,23 @@ def _lm_studio(answers: Answers, facts: ServerFacts) -> ServerFacts:
 
 
 def _own(answers: Answers, facts: ServerFacts) -> ServerFacts:
-    """``/server_info`` of this project's own server, and the size of its pool."""
+    """``/server_info`` of this project's own server, `verify-attn serve`."""
     path = "/server_info"
     info = answers.json(path)
-    page = as_count(answers.fact(path, "page_size"))
-    pages = gauge(answers, "verify_attn:kv_pages")
-    capacity: Fact | Absent = pages
-    if isinstance(page, Fact) and isinstance(pages, Fact):
-        capacity = Fact(page.value * pages.value, f"{pages.path} x {page.path}")
-    notes = facts.notes
-    if member(info, "lossless") is False:
-        notes = (
-            *notes,
-            f"not lossless: the drafter {member(info, 'drafter')} decides, not the model",
-        )
-    named = {"engine", "version", "model", "max_context", "page_size", *_OWN_SPECULATION}
+    said = member(info, "notes")
+    notes = [note for note in said if isinstance(note, str)] if isinstance(said, list) else []
+    named = {"engine", "version", "model", "notes", "kv_tokens", "page_size", *_OWN_SPECULATION}
     rest = info.keys() - named if isinstance(info, dict) else ()
-    limit = listed_limit(answers)
     return replace(
         facts,
-        context_limit=limit if isinstance(limit, Fact) else answers.fact(path, "max_context"),
-        kv_capacity_tokens=capacity,
-        page_size=page,
+        context_limit=listed_limit(answers),
+        kv_capacity_tokens=as_count(answers.fact(path, "kv_tokens")),
+        page_size=as_count(answers.fact(path, "page_size")),
         attention_backend=as_text(answers.fact(path, "kernel")),
         memory=settings(some(info, *rest), path, answers),
         speculative=settings(some(info, *_OWN_SPECULATION), path, answers),
         max_running=as_count(answers.fact(path, "max_running")),
-        notes=notes,
+        notes=(*facts.notes, *redact(notes)),
     )
 
 
