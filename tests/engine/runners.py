@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 
 from verify_attn.engine.config import Experts, ModelConfig, Yarn
@@ -28,6 +29,15 @@ MIXED = ModelConfig(
     experts=Experts(count=6, active=2, intermediate=16, shared=1, scale=2.0),
 )  # fmt: skip
 TAPS = (0, 2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For modules that import it: on tensors this small further threads only cost time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @cache
@@ -78,10 +88,8 @@ class Texts:
         return self.part(name, start, DraftTree.chain(len(tokens)), tokens)
 
 
-def truth(
-    tokens: Sequence[int], config: ModelConfig = DENSE
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logits [T, vocabulary], features) of a text, by plain causal attention: no pool, no kernel."""
+def truth(tokens: Sequence[int], config: ModelConfig = DENSE) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logits [T, vocabulary], features) by plain causal attention: no pool, no kernel."""
     geometry = config.geometry
 
     def attend(layer: int, q: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.engine.runners import DENSE, MIXED, Texts, close, model, runner, truth, truth_of_tree
+from tests.engine.runners import one_thread as one_thread
 from verify_attn.engine import memory
 from verify_attn.engine.memory import row_bytes, tokens_that_fit
 from verify_attn.engine.runner import LocalRunner, RunnerError
@@ -216,9 +217,7 @@ def test_bad_options() -> None:
         with pytest.raises(RunnerError, match=message):
             runner(**options)
     with pytest.raises(RunnerError, match=r"taps has 3; layers are 0..2"):
-        LocalRunner(
-            model(), pages=1, page_size=1, kernel=load("torch"), taps=(1, 3), graphs=False
-        )
+        LocalRunner(model(), pages=1, page_size=1, kernel=load("torch"), taps=(1, 3), graphs=False)
 
 
 def test_the_mode_says_why_it_is_eager() -> None:
@@ -253,9 +252,8 @@ def test_bad_parts_are_refused_before_anything_is_written() -> None:
     for message, parts in wrong.items():
         with pytest.raises(RunnerError, match=message):
             run.forward(parts, every=True)
-    for table, tokens, message in (
-        (table, 401, "tokens is 401"), (table[:1], 5, "1 pages, 2 are needed")
-    ):  # fmt: skip
-        with pytest.raises(RunnerError, match=message):
-            run.fill(table, tokens, 0)
+    with pytest.raises(RunnerError, match="tokens is 401"):
+        run.fill(table, 401, 0)
+    with pytest.raises(RunnerError, match="1 pages, 2 are needed"):
+        run.fill(table[:1], 5, 0)
     assert not run.machine.pool.any()

@@ -143,8 +143,8 @@ class ParallelRunner:
     def move(self, moves: Moves) -> None:
         """See `Runner`."""
         if len(moves):
+            self.local.move(moves)  # first: what it refuses, the others never hear of
             self.group.send(("move", moves.sources, moves.targets))
-            self.local.move(moves)
 
     def fill(self, table: npt.NDArray[np.int32], tokens: int, seed: int) -> None:
         """See `Runner`."""
