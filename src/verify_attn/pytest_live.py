@@ -6,11 +6,14 @@ Light to import, since every pytest run of the environment imports it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from verify_attn.embedded import EMBEDDED, serving
 
 if TYPE_CHECKING:
     from verify_attn.live.server_test import ServerSweep
@@ -22,7 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options, all of them ``--verify-attn-...``."""
     group = parser.getgroup("verify-attn-server", "floors of a live LLM server")
     add = group.addoption
-    add("--verify-attn-server", metavar="URL", help="the OpenAI-compatible server to measure")
+    text = "the OpenAI-compatible server to measure, or embedded: start verify-attn serve tiny"
+    add("--verify-attn-server", metavar="URL", help=text)
     text = f"prompt lengths in tokens, k is 1,024 [{DEFAULT_CONTEXTS}]"
     add("--verify-attn-contexts", default=DEFAULT_CONTEXTS, metavar="SIZES", help=text)
     text = "streams side by side [1]"
@@ -78,8 +82,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = config.getoption
     try:
         points = _settings(config).points()
+        server = option("verify_attn_server")
         prepare(
-            option("verify_attn_server"), _settings(config),
+            "http://127.0.0.1" if server == EMBEDDED else server, _settings(config),
             geometry=option("verify_attn_geometry"), gpu=option("verify_attn_gpu"),
             kv_dtype=option("verify_attn_kv_dtype"),
         )  # fmt: skip
@@ -115,16 +120,24 @@ def _settings(config: pytest.Config) -> Any:
 @pytest.fixture(scope="session")
 def verify_attn_sweep(request: pytest.FixtureRequest) -> Iterator[ServerSweep]:
     """The sweep that all points of the session belong to."""
+    config, option = request.config, request.config.getoption
+    with contextlib.ExitStack() as stack:
+        url = option("verify_attn_server")
+        if url == EMBEDDED:
+            url = stack.enter_context(serving())
+        yield stack.enter_context(_sweep(config, url))
+
+
+def _sweep(config: pytest.Config, url: str) -> ServerSweep:
     from verify_attn.live.server_test import ServerSweep
 
-    config, option = request.config, request.config.getoption
-    with ServerSweep(
-        option("verify_attn_server"),
+    option = config.getoption
+    return ServerSweep(
+        url,
         _settings(config),
         option("verify_attn_record"),
         config.invocation_params.args,
         geometry=option("verify_attn_geometry"),
         gpu=option("verify_attn_gpu"),
         kv_dtype=option("verify_attn_kv_dtype"),
-    ) as sweep:
-        yield sweep
+    )

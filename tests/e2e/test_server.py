@@ -1,5 +1,9 @@
-"""A live server's floors: ``pytest tests/e2e --verify-attn-server URL``."""
+"""A live server's floors: ``pytest tests/e2e --verify-attn-server URL``; the package's without URL."""
+
+import pytest
 
 from verify_attn.live.suite import test_holds_its_floor
+
+pytestmark = pytest.mark.timing
 
 __all__ = ["test_holds_its_floor"]

@@ -115,7 +115,7 @@ def test_a_cancelled_job_gives_its_pages_back_at_once(scheduler):
     heard.deltas.get(timeout=10)
     engine.cancel("a")
     assert heard.all()[-1].finish == "cancelled"
-    cache = engine._decoder.cache
+    cache = engine.decoder.cache
     assert engine.call(lambda: cache.measure().free) == cache.pages
 
 
@@ -216,7 +216,7 @@ def test_nothing_leaks_and_nothing_is_wrong_over_many_requests(
         assert deltas[-1].finish in ("length", "cancelled")
         if tokens:
             same_as_plain(prompt, tokens)
-    cache = engine._decoder.cache
+    cache = engine.decoder.cache
 
     def settled() -> int:
         cache.check()

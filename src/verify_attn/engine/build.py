@@ -82,13 +82,15 @@ def open_runner(options: Options, group: Group | None = None) -> LocalRunner:
     dtype: torch.dtype = getattr(torch, options.dtype or default)
     model = presets.open_preset(options.model, device, dtype, group)
     nodes = _budget(options) + 1
-    return LocalRunner(
+    runner = LocalRunner(
         model, pages=_pages(options, model), page_size=options.page_size,
         kernel=load(options.kernel or ("triton-split" if device.type == "cuda" else "torch")),
         taps=tiny.DRAFTER.taps if _drafter_name(options) == "block" else (),
         graphs=options.graphs, tree_nodes=nodes, max_nodes=max(nodes, options.chunk),
         trees=_drafter_name(options) != "none",
     )  # fmt: skip
+    runner.warm()
+    return runner
 
 
 def _drafter_name(options: Options) -> str:

@@ -70,7 +70,7 @@ class Scheduler:
         faults: Faults | None = None, *, model_name: str = "model", lossless: bool = True,
         about: dict[str, object] | None = None, notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self._decoder = decoder
+        self.decoder = decoder
         self.limits = limits
         self.metrics = metrics
         self.model_name = model_name
@@ -105,7 +105,7 @@ class Scheduler:
             self._lock.notify()
         if self._thread.is_alive():
             self._thread.join()
-        self._decoder.runner.close()
+        self.decoder.runner.close()
 
     def submit(self, job: Job) -> None:
         """Queue it; raises `RefusedError` (see job.py) where it cannot run."""
@@ -139,7 +139,7 @@ class Scheduler:
 
     def flush(self) -> int:
         """Empty the prefix cache; returns the pages freed."""
-        return self.call(self._decoder.cache.flush)
+        return self.call(self.decoder.cache.flush)
 
     def call(self, work: Callable[[], int]) -> int:
         """Run ``work`` in the engine's thread between two steps; raises `RefusedError` if dead."""
@@ -207,9 +207,9 @@ class Scheduler:
                 return False
             job = self._waiting[0]
         # The tree of the last step may reach past the last token.
-        most = len(job.tokens) + job.most_tokens + self._decoder.budget + 1
+        most = len(job.tokens) + job.most_tokens + self.decoder.budget + 1
         try:
-            held = self._decoder.cache.admit(job.tokens, most)
+            held = self.decoder.cache.admit(job.tokens, most)
         except (OutOfPagesError, ValueError) as error:
             if isinstance(error, OutOfPagesError) and self._admitted:
                 return False  # it fits once others are done
@@ -237,10 +237,10 @@ class Scheduler:
         running = one.running
         start = time.perf_counter()
         if self.limits.fill_seed is not None and running.prompt_tokens > 1:
-            one.cached = self._decoder.fill(running, self.limits.fill_seed)
+            one.cached = self.decoder.fill(running, self.limits.fill_seed)
         end = min(running.prompt_tokens, running.held.length + self.limits.chunk)
         self._faults.before_prefill(end)
-        count = self._decoder.prefill(running, self.limits.chunk)
+        count = self.decoder.prefill(running, self.limits.chunk)
         seconds = time.perf_counter() - start
         self.metrics.prefill(count, seconds, 0 if one.announced else one.cached)
         one.announced = True
@@ -254,7 +254,7 @@ class Scheduler:
         start = time.perf_counter()
         requests = [one.running for one in decoding]
         self._faults.before_step(requests)
-        steps = self._decoder.step(requests)
+        steps = self.decoder.step(requests)
         accepted = [len(step.tokens) - 1 for step in steps]
         proposed = sum(step.proposed for step in steps)
         self.metrics.step(len(steps), proposed, accepted, time.perf_counter() - start)
@@ -272,7 +272,7 @@ class Scheduler:
         self, one: _Admitted, reason: FinishReason, tokens: tuple[int, ...] = (), text: str = ""
     ) -> None:
         self._admitted.remove(one)
-        self._decoder.release(one.running)
+        self.decoder.release(one.running)
         one.job.emit(
             Delta(tokens, text, reason, cached_tokens=one.cached, speculation=self._spent(one))
         )
@@ -281,7 +281,7 @@ class Scheduler:
     def _spent(self, one: _Admitted) -> Speculation:
         committed = tuple(one.running.committed)
         return Speculation(
-            self._decoder.drafter.name, self._decoder.budget, len(committed),
+            self.decoder.drafter.name, self.decoder.budget, len(committed),
             one.running.proposed_drafts, sum(committed) - len(committed), committed,
         )  # fmt: skip
 
@@ -290,13 +290,13 @@ class Scheduler:
         self._loops += 1
         if not self.limits.compact_pages or self._loops % COMPACT_EVERY:
             return
-        if self._decoder.cache.measure().max_runs > 1:
+        if self.decoder.cache.measure().max_runs > 1:
             self.compact_now(self.limits.compact_pages)
 
     def compact_now(self, pages: int | None) -> Moves:
         """In the engine's thread (see `call`): copy up to ``pages`` pages towards their places."""
-        moves = self._decoder.cache.compact(pages)
-        self._decoder.move([moves])
+        moves = self.decoder.cache.compact(pages)
+        self.decoder.move([moves])
         return moves
 
     def _report(self) -> None:
@@ -307,7 +307,7 @@ class Scheduler:
         self._reported_s = now
         with self._lock:
             waiting = len(self._waiting)
-        self.metrics.state(len(self._admitted), waiting, self._decoder.cache.measure())
+        self.metrics.state(len(self._admitted), waiting, self.decoder.cache.measure())
 
     def _die(self, why: str) -> None:
         with self._lock:
