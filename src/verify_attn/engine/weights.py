@@ -66,6 +66,8 @@ def read_config(folder: Path) -> ModelConfig:
         raise ConfigError(f"{path} is not there; give a folder as transformers writes it") from None
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds a {type(config).__name__}; it must be a JSON object")
     try:
         return ModelConfig.from_hf(config, folder.resolve().name)
     except KeyError as error:
