@@ -61,7 +61,7 @@ def least_copies(tables: dict[int, list[int]], after: dict[int, np.ndarray]) -> 
     return len(moving) + cycles
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(pools(), st.data())
 def test_any_stop_is_a_right_state(
     drawn: tuple[int, dict[int, list[int]]], data: st.DataObject
@@ -84,7 +84,7 @@ def test_any_stop_is_a_right_state(
             assert torch.equal(read(pool, after[request]), read(before, table))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(pools())
 def test_a_whole_plan_packs_and_copies_no_more_than_it_must(
     drawn: tuple[int, dict[int, list[int]]],

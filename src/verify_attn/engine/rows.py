@@ -21,6 +21,7 @@ STRETCH = 4096  # moves gathered at a time: bounds the memory for it
 # Independent lists that a launch is cut into.  With 61 layers this is several times what a large
 # GPU runs at once, and a whole compaction still has long lists.
 MOST_LISTS = 1024
+SHORT = 32  # moves up to which one list is done sooner than the host could have cut it
 
 
 def move_rows(pool: torch.Tensor, moves: Moves) -> None:
@@ -99,6 +100,8 @@ def independent_lists(moves: Moves, most: int = MOST_LISTS) -> tuple[Slots, Slot
     List i is ``order[starts[i]:starts[i + 1]]``, indices into the moves, rising wherever it
     matters.  The lists are about equally long if no group of dependent moves is longer than that.
     """
+    if len(moves) <= SHORT:
+        return np.arange(len(moves)), np.array([0, len(moves)])
     group = _groups(moves)
     sizes = np.bincount(group)
     lists = min(len(sizes), most)

@@ -37,13 +37,22 @@ def move_kernel(rows, index, moves, elements, stride_layer, BLOCK: tl.constexpr)
 
 def launch(rows: torch.Tensor, moves: Moves) -> None:
     """Do the moves in ``rows`` [layers, slots, elements], contiguous."""
-    layers, _, elements = rows.shape
+    index, lists = upload(moves, rows.device)
+    launch_lists(rows, index, lists, len(moves))
+
+
+def upload(moves: Moves, device: torch.device) -> tuple[torch.Tensor, int]:
+    """What `move_kernel` takes as ``index``, in one transfer, and how many lists it has."""
     order, starts = independent_lists(moves)
     host = torch.from_numpy(np.concatenate([starts, moves.sources[order], moves.targets[order]]))
-    if rows.is_cuda:
+    if device.type == "cuda":
         host = host.pin_memory()  # else the upload would wait for what the GPU is doing
-    grid = (len(starts) - 1, layers, triton.cdiv(elements, BLOCK))
-    move_kernel[grid](
-        rows, host.to(rows.device, non_blocking=True), len(moves), elements, rows.stride(0),
-        BLOCK=BLOCK, num_warps=1, num_stages=1,
-    )  # fmt: skip
+    return host.to(device, non_blocking=True), len(starts) - 1
+
+
+def launch_lists(rows: torch.Tensor, index: torch.Tensor, lists: int, moves: int) -> None:
+    """The launch alone; asynchronous on a GPU."""
+    layers, _, elements = rows.shape
+    move_kernel[(lists, layers, triton.cdiv(elements, BLOCK))](
+        rows, index, moves, elements, rows.stride(0), BLOCK=BLOCK, num_warps=1, num_stages=1
+    )
