@@ -22,12 +22,12 @@ def engine(served: tuple[Engine, str]) -> Engine:
     return served[0]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url(served: tuple[Engine, str]) -> str:
     return served[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
         yield client

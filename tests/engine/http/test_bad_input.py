@@ -271,7 +271,7 @@ BODIES = st.dictionaries(FIELDS, JSON, max_size=4) | JSON
     body=BODIES,
 )
 @settings(
-    deadline=None, max_examples=300, derandomize=True,
+    deadline=None, max_examples=200, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 def test_no_json_makes_an_error_of_the_servers(

@@ -12,7 +12,7 @@ from verify_attn.engine.job import Delta, QueueFullError
 from verify_attn.engine.tokenizer import ASSISTANT, BOS, SYSTEM, USER, encode
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
 
