@@ -144,6 +144,14 @@ def test_what_does_not_fit_the_context_is_refused(scheduler, tokens, new):
         submit(scheduler(), "a", tokens, new)
 
 
+@pytest.mark.parametrize("token", [-1, 32, 10**20])
+def test_an_id_outside_the_vocabulary_is_refused(scheduler, token):
+    engine = scheduler()
+    with pytest.raises(RefusedError, match=f"token id {token}"):
+        submit(engine, "a", [1, token], 5)
+    assert len(submit(engine, "b", [1], 5).tokens()) == 5
+
+
 def test_what_never_fits_the_pool_is_told_so(scheduler):
     engine = scheduler(tokens=100)
     assert "100" in submit(engine, "a", [1] * 90, 60).all()[-1].error

@@ -111,6 +111,12 @@ class Scheduler:
         """Queue it; raises `RefusedError` (see job.py) where it cannot run."""
         if not job.tokens:
             raise RefusedError("the prompt has no tokens; give at least one")
+        vocabulary = self.decoder.runner.config.vocabulary
+        outside = [token for token in job.tokens if not 0 <= token < vocabulary]
+        if outside:
+            raise RefusedError(
+                f"token id {outside[0]} is none: the vocabulary has 0..{vocabulary - 1}"
+            )
         if job.most_tokens < 1:
             raise RefusedError(f"max_tokens is {job.most_tokens}; it must be at least 1")
         asked = len(job.tokens) + job.most_tokens

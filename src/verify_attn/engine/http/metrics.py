@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 PREFIX = "verify_attn:"
 _SECONDS = (
@@ -59,6 +66,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
+        ProcessCollector(registry=self.registry)  # memory and file descriptors of the process
         self._committed = self._counter("committed_tokens", "Tokens that verify steps committed")
         self._steps = self._counter("spec_decode_num_drafts", "Verify steps, one each request")
         self._proposed = self._counter("spec_decode_num_draft_tokens", "Draft tokens proposed")
