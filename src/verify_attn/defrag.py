@@ -97,8 +97,6 @@ def plan_compaction(
             source = wanted[free]
             copies.append(Copy(source, free))
             wanted[free] = free
-            home.pop(source, None)
-            home[free] = free
             if free == spare:
                 spare = source
             free = source

@@ -21,17 +21,10 @@ import numpy.typing as npt
 
 from verify_attn.defrag import places_after, plan_compaction
 from verify_attn.engine.measures import Measures, measure
+from verify_attn.engine.prefix_cache import Branch, PrefixCache
 from verify_attn.engine.prefix_cache import CacheError as CacheError
-from verify_attn.engine.prefix_cache import Entry, PrefixCache
 from verify_attn.engine.step import Moves
-from verify_attn.paging import (
-    ALLOCATORS,
-    OutOfPagesError,
-    PageAllocator,
-    PageIds,
-    first_run,
-    runs,
-)
+from verify_attn.paging import ALLOCATORS, OutOfPagesError, PageAllocator, PageIds, first_run, runs
 
 
 @dataclass(eq=False)
@@ -47,7 +40,7 @@ class Held:
     length: int
     cached: int
     _most_pages: int
-    _shared: list[Entry] = field(repr=False)
+    _prefix: Branch = field(repr=False)  # the end of what it shares with the prefix cache
 
     @property
     def promised(self) -> int:
@@ -104,21 +97,22 @@ class Cache:
                 f"{most} positions need {most_pages} pages of {self.page_size}; the pool has "
                 f"{self.pages}: shorten the request or make the pool larger"
             )
-        shared = self._prefixes.find(tokens[:-1]) if self._keeps_prefixes else []
-        self._prefixes.hold(shared)
+        prefix = self._prefixes.find(tokens[:-1]) if self._keeps_prefixes else self._prefixes.root
+        self._prefixes.hold(prefix)
+        shared = prefix.path_pages()
         wanted = most_pages - len(shared)
         available = self._allocator.free_pages + self._prefixes.evictable - self._promised
         if wanted > available:
-            self._prefixes.let_go(shared)
+            self._prefixes.let_go(prefix)
             raise OutOfPagesError(
                 f"{wanted} pages may be needed, {max(available, 0)} are neither held nor promised; "
                 "wait until a request ends"
             )
-        table = np.array([entry.page for entry in shared], dtype=np.int32)
+        table = shared
         if self.contiguous:
-            table = np.concatenate([table, self._reserve(wanted)])
+            table = np.concatenate([shared, self._reserve(wanted)])
         length = len(shared) * self.page_size
-        held = Held(table, length, length, most_pages, shared)
+        held = Held(table, length, length, most_pages, prefix)
         self._running[held] = None
         self._promised += held.promised
         return held
@@ -187,15 +181,15 @@ class Cache:
             raise ValueError(
                 f"{len(tokens)} tokens are given, {held.length} are committed; give all of them"
             )
-        own = held.table[len(held._shared) :].tolist()
+        whole = 0
         if self._keeps_prefixes:
-            if self._prefixes.find(tokens[: held.cached]) != held._shared:
+            rows = np.asarray(tokens, dtype=np.int64)[: held.length]
+            if self._prefixes.find(rows[: held.cached]) is not held._prefix:
                 raise ValueError("the tokens do not begin with the prefix that was admitted")
             whole = held.length // self.page_size
-            kept = self._prefixes.add(tokens[: held.length], held.table[:whole].tolist())
-            own = kept + held.table[whole:].tolist()
-        self._allocator.free(own)
-        self._prefixes.let_go(held._shared)
+            self._allocator.free(self._prefixes.add(rows, held.table[:whole]))
+        self._allocator.free(held.table[whole:])
+        self._prefixes.let_go(held._prefix)
         self._promised -= held.promised
         del self._running[held]
 
@@ -217,7 +211,7 @@ class Cache:
         """
         self._make_free(1)
         tables: list[npt.ArrayLike] = [held.table for held in self._running]
-        tables.append(np.array([entry.page for entry in self._prefixes.entries()], dtype=np.int32))
+        tables.append(self._prefixes.pages())
         copies = plan_compaction(dict(enumerate(tables)), self.pages, budget_pages)
         if copies:
             places = places_after(copies)
@@ -225,7 +219,7 @@ class Cache:
             now[list(places)] = list(places.values())
             for held in self._running:
                 held.table = now[held.table]
-            self._prefixes.move(places)
+            self._prefixes.move(now)
             free = np.ones(self.pages, dtype=np.bool_)
             for table in tables:
                 free[now[np.asarray(table)]] = False
@@ -249,11 +243,11 @@ class Cache:
 
     def check(self) -> None:
         """Raise `CacheError` if a page is lost, or is two things at once, or a count is wrong."""
-        self._prefixes.check(held._shared for held in self._running)
-        owner: dict[int, str] = {entry.page: "cached" for entry in self._prefixes.entries()}
+        self._prefixes.check(held._prefix for held in self._running)
+        owner = dict.fromkeys(self._prefixes.pages().tolist(), "cached")
         for number, held in enumerate(self._running):
-            shared = len(held._shared)
-            if held.table[:shared].tolist() != [entry.page for entry in held._shared]:
+            shared = held.cached // self.page_size
+            if not np.array_equal(held.table[:shared], held._prefix.path_pages()):
                 raise CacheError(f"request {number} has other pages than the cache's it shares")
             for page in held.table[shared:].tolist():
                 if page in owner:
@@ -292,8 +286,9 @@ class Cache:
         mask = np.ones(self.pages, dtype=np.bool_)
         for held in self._running:
             mask[held.table] = False
-        for entry in self._prefixes.entries():
-            mask[entry.page] = cached and not entry.holders
+        mask[self._prefixes.pages()] = False
+        if cached:
+            mask[self._prefixes.pages(held=False)] = True
         return mask
 
     def _make_free(self, count: int) -> None:

@@ -1,194 +1,261 @@
 """Pages of finished requests, kept for later ones that begin with the same tokens.
 
-A tree: an entry is one whole page of committed rows, below the page before it.  A path from the
-root so spells the tokens of a prefix, and tokens are compared, not hashes of them.  Entries that a
-running request uses are held; what no one holds may be evicted, the least recently used first and
-a page never before those that follow it.
+A tree: a branch is a stretch of whole pages of committed rows, below the branch before it.  A path
+from the root so spells the tokens of a prefix, and tokens are compared, not hashes of them.  Where
+prefixes part inside a branch it is split, so whatever is found or held ends where a branch ends.
+What no running request holds may be evicted, the least recently used first, from its end.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from verify_attn.paging import PageIds
+
+Tokens = npt.NDArray[np.int64]
 
 
 class CacheError(AssertionError):
     """The bookkeeping of pages contradicts itself; the message names what is wrong."""
 
 
-@dataclass(eq=False, slots=True)
-class Entry:
-    """A page and its tokens (page_size of them); ``holders`` running requests use it."""
+class Branch:
+    """``pages`` and the page_size times as many ``tokens`` in them; ``holders`` requests use it.
 
-    page: int
-    tokens: tuple[int, ...]
-    parent: Entry | None
-    children: dict[tuple[int, ...], Entry] = field(default_factory=dict)
-    holders: int = 0
-    used: int = 0  # the tick of its last use; a parent's is at least its children's
+    ``used`` is the tick of the last use; a parent's is at least its children's.  Evicted, it has no
+    parent.  Children are found by the tokens of their first page.
+    """
+
+    def __init__(self, tokens: Tokens, pages: PageIds, parent: Branch | None) -> None:
+        self.tokens = tokens
+        self.pages = pages
+        self.parent = parent
+        self.children: dict[tuple[int, ...], Branch] = {}
+        self.holders = 0
+        self.used = 0
+
+    def path(self) -> list[Branch]:
+        """The branches from the root down to this one, the root itself left out."""
+        path: list[Branch] = []
+        at = self
+        while at.parent is not None:
+            path.append(at)
+            at = at.parent
+        return path[::-1]
+
+    def path_pages(self) -> PageIds:
+        """The pages of the whole prefix, in order."""
+        return _joined(branch.pages for branch in self.path())
+
+    @property
+    def is_loose_leaf(self) -> bool:
+        """May it be the next to go?"""
+        return self.parent is not None and not self.holders and not self.children
 
 
 class PrefixCache:
-    """The tree of entries.  It owns their pages until `evict` gives them back."""
+    """The tree.  It owns its pages until one of the ``evict`` methods gives them back."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self._root = Entry(-1, (), None)
-        self._entries = 0
-        self._held = 0  # entries with a holder
+        self.root = Branch(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32), None)
+        self._pages = 0
+        self._held = 0  # of them, in branches with a holder
         self._tick = 0
-        # (used, number, entry) of leaves without a holder, and of entries that were that once.
-        self._leaves: list[tuple[int, int, Entry]] = []
+        # (used, number, branch) of loose leaves, and of branches that were that once.
+        self._leaves: list[tuple[int, int, Branch]] = []
         self._pushed = 0
 
     def __len__(self) -> int:
         """Pages in the cache."""
-        return self._entries
+        return self._pages
 
     @property
     def evictable(self) -> int:
         """Pages that no running request holds."""
-        return self._entries - self._held
+        return self._pages - self._held
 
-    def find(self, tokens: Sequence[int]) -> list[Entry]:
-        """The longest path of whole pages that hold a prefix of ``tokens``."""
-        path: list[Entry] = []
-        at = self._root
-        for chunk in self._chunks(tokens):
-            child = at.children.get(chunk)
-            if child is None:
-                break
-            path.append(child)
-            at = child
-        return path
+    def find(self, tokens: Sequence[int] | Tokens) -> Branch:
+        """The branch at which the longest prefix of whole pages ends; the root if there is none."""
+        return self._walk(np.asarray(tokens, dtype=np.int64))[0]
 
-    def hold(self, path: Sequence[Entry]) -> None:
-        """One more running request uses these entries, a path from the root."""
-        for entry in path:
-            self._held += entry.holders == 0
-            entry.holders += 1
+    def hold(self, end: Branch) -> None:
+        """One more running request uses the prefix that ends there."""
+        for branch in end.path():
+            if not branch.holders:
+                self._held += len(branch.pages)
+            branch.holders += 1
 
-    def let_go(self, path: Sequence[Entry]) -> None:
-        """One running request fewer; the path counts as just used."""
+    def let_go(self, end: Branch) -> None:
+        """One running request fewer; the prefix counts as just used."""
         self._tick += 1
-        for entry in path:
-            entry.holders -= 1
-            self._held -= entry.holders == 0
-            entry.used = self._tick
-        if path:
-            self._offer(path[-1])
+        for branch in end.path():
+            branch.holders -= 1
+            if not branch.holders:
+                self._held -= len(branch.pages)
+            branch.used = self._tick
+        self._offer(end)
 
-    def add(self, tokens: Sequence[int], pages: Sequence[int]) -> list[int]:
+    def add(self, tokens: Sequence[int] | Tokens, pages: PageIds) -> PageIds:
         """Keep the whole pages of ``tokens``, which lie in ``pages`` in order.
 
         Returns the pages that it did not take, since the cache has their tokens in others.
         """
+        whole = np.asarray(tokens, dtype=np.int64)[: len(pages) * self.page_size]
+        end, found = self._walk(whole)
+        known = pages[: found // self.page_size]
+        left = known[known != end.path_pages()]
+        if found < len(whole):
+            new = Branch(whole[found:].copy(), pages[found // self.page_size :].copy(), end)
+            end.children[self._key(new.tokens)] = new
+            self._pages += len(new.pages)
+            end = new
         self._tick += 1
-        left: list[int] = []
-        at = self._root
-        for chunk, page in zip(self._chunks(tokens), pages, strict=False):
-            child = at.children.get(chunk)
-            if child is None:
-                child = Entry(page, chunk, at)
-                at.children[chunk] = child
-                self._entries += 1
-            elif child.page != page:
-                left.append(page)
-            child.used = self._tick
-            at = child
-        self._offer(at)
+        for branch in end.path():
+            branch.used = self._tick
+        self._offer(end)
         return left
 
-    def evict(self, count: int) -> list[int]:
+    def evict(self, count: int) -> PageIds:
         """Drop that many pages, the least recently used first; fewer only if no more may go."""
-        pages: list[int] = []
-        while len(pages) < count and self._leaves:
-            used, _, entry = heapq.heappop(self._leaves)
-            if entry.used == used and self._is_loose_leaf(entry):
-                pages.append(self._drop(entry))
-        return pages
+        gone: list[PageIds] = []
+        missing = count
+        while missing > 0 and self._leaves:
+            used, _, branch = heapq.heappop(self._leaves)
+            if branch.used == used and branch.is_loose_leaf:
+                gone.append(self._cut(branch, max(len(branch.pages) - missing, 0)))
+                missing -= len(gone[-1])
+        return _joined(gone)
 
-    def evict_these(self, wanted: Iterable[int]) -> list[int]:
+    def evict_these(self, wanted: Iterable[int]) -> PageIds:
         """Drop those of the pages that it has, and with them what follows; none may be held."""
-        pages = set(wanted)
-        doomed: dict[int, Entry] = {}
-        for entry in self.entries():  # parents come first
-            if entry.page in pages or id(entry.parent) in doomed:
-                doomed[id(entry)] = entry
-        return [self._drop(entry) for entry in reversed(doomed.values())]
+        doomed = np.fromiter(wanted, dtype=np.int64)
+        first: dict[Branch, int] = {}  # branch -> how many of its pages stay
+        for branch in self.branches():  # parents come first
+            hit = np.flatnonzero(np.isin(branch.pages, doomed))
+            if branch.parent in first:
+                first[branch] = 0
+            elif hit.size:
+                first[branch] = int(hit[0])
+        return _joined([self._cut(branch, keep) for branch, keep in reversed(first.items())])
 
-    def entries(self) -> Iterator[Entry]:
-        """Every entry, parents before children, a chain in one stretch."""
-        stack = list(reversed(self._root.children.values()))
+    def branches(self) -> Iterator[Branch]:
+        """Every branch, parents before children; only children stay close to theirs."""
+        stack = list(self.root.children.values())[::-1]
         while stack:
-            entry = stack.pop()
-            yield entry
-            stack.extend(reversed(entry.children.values()))
+            branch = stack.pop()
+            yield branch
+            stack.extend(reversed(branch.children.values()))
 
-    def move(self, places: Mapping[int, int]) -> None:
-        """Contents moved: page before -> page now."""
-        for entry in self.entries():
-            entry.page = places.get(entry.page, entry.page)
+    def pages(self, *, held: bool = True) -> PageIds:
+        """Its pages in the order of `branches`, or those alone that nobody holds."""
+        return _joined(b.pages for b in self.branches() if held or not b.holders)
 
-    def check(self, paths: Iterable[Sequence[Entry]]) -> None:
-        """Raise `CacheError` if a count is not that of the held ``paths`` or the tree is broken."""
-        holders: dict[int, int] = {}
-        for path in paths:
-            above: Entry = self._root
-            for entry in path:
-                if entry.parent is not above:
-                    raise CacheError(f"a request holds page {entry.page}, which does not follow")
-                holders[id(entry)] = holders.get(id(entry), 0) + 1
-                above = entry
-        entries = list(self.entries())
-        if len(entries) != self._entries or len({entry.page for entry in entries}) != len(entries):
-            raise CacheError(f"{self._entries} cached pages are counted, {len(entries)} are there")
-        for entry in entries:
-            counted = holders.pop(id(entry), 0)
-            if entry.holders != counted:
-                raise CacheError(
-                    f"page {entry.page} counts {entry.holders} holders; {counted} requests hold it"
-                )
-            if entry.parent is None or entry.parent.children.get(entry.tokens) is not entry:
-                raise CacheError(f"page {entry.page} is not below its parent")
-            if entry.parent is not self._root and entry.parent.used < entry.used:
-                raise CacheError(f"page {entry.page} was used after the page before it")
+    def move(self, now: PageIds) -> None:
+        """Contents moved: ``now[page]`` is where that of a page is."""
+        for branch in self.branches():
+            branch.pages = now[branch.pages]
+
+    def check(self, held: Iterable[Branch]) -> None:
+        """Raise `CacheError` if a count is not that of the ``held`` ends or the tree is broken."""
+        holders: dict[Branch, int] = {}
+        for end in held:
+            for branch in end.path():
+                holders[branch] = holders.get(branch, 0) + 1
+        branches = list(self.branches())
+        pages = self.pages()
+        if len(pages) != self._pages or len(np.unique(pages)) != len(pages):
+            raise CacheError(f"{self._pages} cached pages are counted; there are {pages.tolist()}")
+        waiting = {(used, branch) for used, _, branch in self._leaves}
+        for branch in branches:
+            name = f"the branch of pages {branch.pages.tolist()}"
+            counted = holders.pop(branch, 0)
+            if branch.holders != counted:
+                raise CacheError(f"{name} counts {branch.holders} holders; {counted} hold it")
+            above = branch.parent
+            if above is None or above.children.get(self._key(branch.tokens)) is not branch:
+                raise CacheError(f"{name} is not below its parent")
+            if len(branch.tokens) != len(branch.pages) * self.page_size or not len(branch.pages):
+                raise CacheError(f"{name} has {len(branch.tokens)} tokens")
+            if above is not self.root and above.used < branch.used:
+                raise CacheError(f"{name} was used after the one before it")
+            if branch.is_loose_leaf and (branch.used, branch) not in waiting:
+                raise CacheError(f"{name} would never be evicted")
         if holders:
-            raise CacheError(f"{len(holders)} pages are held that the cache no longer has")
-        if self._held != sum(entry.holders > 0 for entry in entries):
+            raise CacheError(f"{len(holders)} branches are held that the cache no longer has")
+        if self._held != sum(len(branch.pages) for branch in branches if branch.holders):
             raise CacheError(f"{self._held} cached pages are counted as held")
-        waiting = {(used, id(entry)) for used, _, entry in self._leaves}
-        for entry in entries:
-            if self._is_loose_leaf(entry) and (entry.used, id(entry)) not in waiting:
-                raise CacheError(f"page {entry.page} would never be evicted")
 
-    def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        size = self.page_size
-        for start in range(0, len(tokens) - size + 1, size):
-            yield tuple(tokens[start : start + size])
+    def _key(self, tokens: Tokens) -> tuple[int, ...]:
+        return tuple(tokens[: self.page_size].tolist())
 
-    def _is_loose_leaf(self, entry: Entry) -> bool:
-        """May this entry be the next to go?  (One that went has no parent.)"""
-        return entry.parent is not None and not entry.holders and not entry.children
+    def _walk(self, tokens: Tokens) -> tuple[Branch, int]:
+        """(branch, tokens found): where the longest prefix ends; splits a branch that goes on."""
+        at, found = self.root, 0
+        while len(tokens) - found >= self.page_size:
+            child = at.children.get(self._key(tokens[found:]))
+            if child is None:
+                break
+            length = min(len(child.tokens), len(tokens) - found)
+            differ = np.flatnonzero(child.tokens[:length] != tokens[found : found + length])
+            same = (int(differ[0]) if differ.size else length) // self.page_size
+            found += same * self.page_size
+            if same < len(child.pages):
+                return self._split(child, same), found
+            at = child
+        return at, found
 
-    def _offer(self, entry: Entry) -> None:
-        """Let `evict` find the entry, if it may go."""
-        if not self._is_loose_leaf(entry):
+    def _split(self, branch: Branch, keep: int) -> Branch:
+        """Give a branch's first ``keep`` pages to a new one above it, and return that.
+
+        The end stays the branch that it was, since it is ends that requests hold.
+        """
+        above, tokens = branch.parent, keep * self.page_size
+        assert above is not None
+        new = Branch(branch.tokens[:tokens], branch.pages[:keep], above)
+        new.holders, new.used = branch.holders, branch.used
+        above.children[self._key(new.tokens)] = new
+        branch.tokens, branch.pages, branch.parent = (
+            branch.tokens[tokens:],
+            branch.pages[keep:],
+            new,
+        )
+        new.children[self._key(branch.tokens)] = branch
+        return new
+
+    def _cut(self, branch: Branch, keep: int) -> PageIds:
+        """Drop a loose leaf's pages but the first ``keep``."""
+        above = branch.parent
+        if above is None or not branch.is_loose_leaf:
+            raise CacheError(
+                f"the branch of pages {branch.pages.tolist()} is held or goes on; it cannot go"
+            )
+        gone = branch.pages[keep:]
+        self._pages -= len(gone)
+        if keep:
+            branch.tokens = branch.tokens[: keep * self.page_size]
+            branch.pages = branch.pages[:keep]
+            self._offer(branch)
+        else:
+            del above.children[self._key(branch.tokens)]
+            branch.parent = None
+            self._offer(above)
+        return gone
+
+    def _offer(self, branch: Branch) -> None:
+        """Let `evict` find the branch, if it may go."""
+        if not branch.is_loose_leaf:
             return
-        if len(self._leaves) > 2 * self._entries + 64:  # most are of entries used or gone since
-            self._leaves = [
-                x for x in self._leaves if x[0] == x[2].used and self._is_loose_leaf(x[2])
-            ]
+        if len(self._leaves) > 2 * self._pages + 64:  # most are of branches used or gone since
+            self._leaves = [x for x in self._leaves if x[0] == x[2].used and x[2].is_loose_leaf]
             heapq.heapify(self._leaves)
         self._pushed += 1
-        heapq.heappush(self._leaves, (entry.used, self._pushed, entry))
+        heapq.heappush(self._leaves, (branch.used, self._pushed, branch))
 
-    def _drop(self, entry: Entry) -> int:
-        if entry.parent is None or entry.holders or entry.children:
-            raise CacheError(f"page {entry.page} is held or followed by another; it cannot go")
-        del entry.parent.children[entry.tokens]
-        parent, entry.parent = entry.parent, None
-        self._entries -= 1
-        self._offer(parent)
-        return entry.page
+
+def _joined(pages: Iterable[PageIds]) -> PageIds:
+    return np.concatenate([np.zeros(0, dtype=np.int32), *pages])
