@@ -70,37 +70,39 @@ def plan_compaction(
     none.
     """
     order = _order(tables, pages)
-    out_of_place = np.flatnonzero(order != np.arange(len(order))).tolist()
     held = np.zeros(pages, dtype=np.bool_)
     held[order] = True
     unheld = np.flatnonzero(~held)
     if not unheld.size:
         return []
-    budget = len(order) * 2 if budget_pages is None else max(budget_pages, 0)
+    budget = 2 * len(order) if budget_pages is None else max(budget_pages, 0)
+    targets = np.arange(len(order))
+    belongs = np.full(pages, -1)
+    belongs[order] = targets
     wanted = order.tolist()  # target page -> where its content is now
-    home = dict(zip(wanted, range(len(wanted)), strict=True))  # the other way round
+    home = belongs.tolist()  # page -> where its content should be, -1 if nothing lives there
     spare = int(unheld[-1])  # a page that holds nothing; high ones are not wanted soon
     copies: list[Copy] = []
-    for first in out_of_place:
+    for first in targets[order != targets].tolist():
         if len(copies) >= budget:
             break
         if wanted[first] == first:
             continue  # done with an earlier path
         end = first
-        while end in home and home[end] != first:
+        while home[end] not in (-1, first):
             end = home[end]  # what is in the way, and where that belongs
-        if end in home:  # a cycle: its last page is parked
+        if home[end] == first:  # a cycle: its last page is parked
             copies.append(Copy(end, spare))
             wanted[first] = spare
         free = end
-        while free < len(wanted) and wanted[free] != free:
+        while free < len(wanted) and wanted[free] != free and len(copies) < budget:
             source = wanted[free]
             copies.append(Copy(source, free))
             wanted[free] = free
             if free == spare:
                 spare = source
             free = source
-    return copies[:budget]
+    return copies
 
 
 def places_after(copies: Iterable[Copy]) -> dict[int, int]:
@@ -141,8 +143,11 @@ def _order(tables: Mapping[int, npt.ArrayLike], pages: int) -> npt.NDArray[np.in
             raise DefragError(
                 f"request {request} has page {outside[0]}; the pool has pages 0..{pages - 1}"
             )
-        if len(np.unique(table)) != len(table):
+        if table.size and np.bincount(table).max() > 1:
             raise DefragError(f"request {request} has a page twice in its table")
     every = np.concatenate([np.zeros(0, dtype=np.int64), *own.values()])
-    _, first_seen = np.unique(every, return_index=True)
-    return every[np.sort(first_seen)]
+    place = np.arange(len(every))
+    first_seen = np.zeros(pages, dtype=np.int64)
+    first_seen[every[::-1]] = place[::-1]  # of a repeated index the last value stays
+    order: npt.NDArray[np.int64] = every[first_seen[every] == place]
+    return order

@@ -24,7 +24,7 @@ from verify_attn.engine.measures import Measures, measure
 from verify_attn.engine.prefix_cache import Branch, PrefixCache
 from verify_attn.engine.prefix_cache import CacheError as CacheError
 from verify_attn.engine.step import Moves
-from verify_attn.paging import ALLOCATORS, OutOfPagesError, PageAllocator, PageIds, first_run, runs
+from verify_attn.paging import ALLOCATORS, OutOfPagesError, PageIds, first_run, runs
 
 
 @dataclass(eq=False)
@@ -70,8 +70,7 @@ class Cache:
         self.pages = pages
         self.page_size = page_size
         self.contiguous = contiguous
-        self._make_allocator = ALLOCATORS["contiguous" if contiguous else allocator]
-        self._allocator: PageAllocator = self._make_allocator(pages)
+        self._allocator = ALLOCATORS["contiguous" if contiguous else allocator](pages)
         self._keeps_prefixes = prefix_cache
         self._prefixes = PrefixCache(page_size)
         self._running: dict[Held, None] = {}  # in the order of admission
@@ -223,8 +222,7 @@ class Cache:
             free = np.ones(self.pages, dtype=np.bool_)
             for table in tables:
                 free[now[np.asarray(table)]] = False
-            self._allocator = self._make_allocator(self.pages)
-            self._allocator.allocate(self.pages)
+            self._allocator.allocate(self._allocator.free_pages)
             self._allocator.free(np.flatnonzero(free).tolist())
         rows = np.arange(self.page_size)
         pairs = np.array([(c.source, c.target) for c in copies], dtype=np.int64).reshape(-1, 2)
