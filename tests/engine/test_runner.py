@@ -8,13 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.runners import DENSE, MIXED, Texts, close, model, runner, truth, truth_of_tree
+from tests.engine.runners import (
+    CPU,
+    DENSE,
+    MIXED,
+    Texts,
+    close,
+    model,
+    runner,
+    truth,
+    truth_of_tree,
+)
 from tests.engine.runners import one_thread as one_thread
 from verify_attn.engine import memory
 from verify_attn.engine.memory import row_bytes, tokens_that_fit
+from verify_attn.engine.model import Model
 from verify_attn.engine.runner import LocalRunner, RunnerError
 from verify_attn.engine.step import Moves, Part
 from verify_attn.engine.timing import attention_time, pass_time
+from verify_attn.engine.weights import random_weights
 from verify_attn.kernels.base import Capabilities, FunctionKernel
 from verify_attn.kernels.registry import load
 from verify_attn.kernels.torch_kernel import torch_verify
@@ -122,6 +134,22 @@ def test_fill_hangs_on_seed_and_length_alone() -> None:
     texts = Texts(150, 4, seed=1)
     part = Part(texts.draw(8), TREE, two, 50)
     assert torch.isfinite(run.forward([part], every=True).logits).all()
+
+
+def test_fill_is_scaled_as_the_layers_rows_are() -> None:
+    weights = random_weights(DENSE, 5, CPU, torch.float32)
+    weights["model.layers.1.self_attn.kv_a_layernorm.weight"].fill_(3.0)
+    run = LocalRunner(
+        Model(DENSE, weights), pages=400, page_size=1, kernel=load("torch"), graphs=False
+    )
+    run.fill(np.arange(400, dtype=np.int32), 400, seed=1)
+    latent, rope = run.machine.pool[:, :400, 0].split([24, 8], dim=-1)
+    assert latent.std(dim=(1, 2)).tolist() == pytest.approx([1, 3, 1], rel=0.1)
+    assert rope.std(dim=(1, 2)).tolist() == pytest.approx([1, 1, 1], rel=0.1)
+
+
+def test_free_memory_is_this_machines() -> None:
+    assert memory.GIB // 16 < memory.free_bytes(CPU) < 100_000 * memory.GIB
 
 
 def test_move_copies_rows_in_all_layers() -> None:

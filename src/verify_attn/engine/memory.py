@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -19,8 +20,11 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    # Free pages alone: a full page cache makes this less than could be had, never more.
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux: half of what there is
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def row_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
