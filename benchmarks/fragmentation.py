@@ -73,7 +73,7 @@ def main() -> int:
     for page_size in PAGE_SIZES:
         pages = -(-POOL_TOKENS // page_size)
         pool = torch.empty((LAYERS, pages, page_size, WIDTH), dtype=torch.bfloat16, device="cuda")
-        pool.view(torch.int16).random_()  # any bits; NaN among them
+        pool.view(torch.int16).random_()  # NaN among them: it is bits that are moved
         record["cases"] += time_moves(pool, CONTEXTS[-1], timer)
         write_record(path, record)
         del pool
