@@ -168,7 +168,7 @@ def test_prepare_comes_before_each_run() -> None:
     """With the host's copies of just that step."""
     seen = []
     machine = runner().machine
-    kernel = load("triton-split")
+    kernel = load("torch")
     kernel.prepare = lambda batch, plan: seen.append((batch.prefix_list, batch.offset_list))
     buckets = Buckets(replace(machine, kernel=kernel), NODES, 100, captured=False)
     table = np.arange(20, dtype=np.int32)

@@ -69,6 +69,11 @@ def test_chunks_give_the_texts_logits(config, page_size: int) -> None:
 @pytest.mark.parametrize("name", ["torch", "triton-split", "triton-unsplit"])
 def test_a_nodes_logits_are_its_paths(name: str) -> None:
     """Unequal trees at unequal depths, one of them at the beginning of a text."""
+    if name != "torch":
+        from verify_attn.kernels.triton_common import INTERPRETED, interpreter_fault
+
+        if not INTERPRETED or interpreter_fault():
+            pytest.skip(interpreter_fault() or "Triton compiles for the GPU here")
     run = runner(kernel=load(name), page_size=3)
     texts = Texts(run.pages, 3, seed=2)
     for request, length in enumerate((70, 0, 33)):
@@ -208,7 +213,7 @@ def test_times() -> None:
     ],
 )
 def test_kernels_that_do_not_fit(declared: dict, options: dict, message: str) -> None:
-    with pytest.raises(RunnerError, match=rf"kernel mine .*{message}.*that can: torch, triton-"):
+    with pytest.raises(RunnerError, match=rf"kernel mine .*{message}.*that can: torch"):
         runner(kernel=kernel(**declared), **options)
 
 
