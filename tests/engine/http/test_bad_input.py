@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.http.serving import Engine, serving
-from verify_attn.engine.http.guard import MAX_BODY_BYTES
+from verify_attn.engine.http.guard import LINGER_S, MAX_BODY_BYTES
 from verify_attn.engine.http.unsupported import _NEUTRAL
 
 CHAT = "/v1/chat/completions"
@@ -114,6 +114,14 @@ def test_a_form_is_told_its_content_type(http: httpx.Client, engine: Engine) -> 
     assert "x-www-form-urlencoded" in error["message"]
 
 
+def test_null_is_left_out(http: httpx.Client, engine: Engine) -> None:
+    fields = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream",
+              "stream_options", "ignore_eos", "return_token_ids")  # fmt: skip
+    body = {"prompt": "x", **dict.fromkeys(fields)}
+    assert http.post(COMPLETIONS, json=body).status_code == 200
+    assert engine.jobs[0].temperature == 1.0
+
+
 def test_half_an_emoji_in_a_prompt_is_replaced(http: httpx.Client, engine: Engine) -> None:
     body = b'{"prompt": "a\\ud83d", "max_tokens": 1}'
     headers = {"Content-Type": "application/json"}
@@ -195,7 +203,19 @@ def test_a_body_of_100_mb_is_never_held(http: httpx.Client, engine: Engine, chun
     assert not engine.jobs
 
 
+def test_a_client_that_reads_last_sees_the_refusal(url: str, engine: Engine) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    size = 20 * 2**20
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        )
+        sock.sendall(b"x" * size)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_client_that_asks_first_sends_no_long_body(url: str, engine: Engine) -> None:
+    start = time.monotonic()
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as sock:
         sock.sendall(
@@ -207,6 +227,7 @@ def test_a_client_that_asks_first_sends_no_long_body(url: str, engine: Engine) -
             got += piece
     assert got.startswith(b"HTTP/1.1 413 ")
     assert b"100 Continue" not in got
+    assert time.monotonic() - start < LINGER_S
 
 
 def test_a_body_at_the_limit_is_read(engine: Engine) -> None:

@@ -101,6 +101,9 @@ def test_what_splits_lines_elsewhere_splits_no_event(http: httpx.Client, engine:
     engine.script = deltas(Delta((1,), text, "stop"))
     (event,) = events(http, "/v1/completions", **PROMPT)
     assert event["choices"][0]["text"] == text
+    whole = http.post("/v1/completions", json=PROMPT)
+    assert whole.json()["choices"][0]["text"] == text
+    assert whole.content.isascii()
 
 
 def test_the_default_length(http: httpx.Client, engine: Engine) -> None:
