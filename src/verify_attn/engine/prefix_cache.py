@@ -108,7 +108,7 @@ class PrefixCache:
         whole = np.asarray(tokens, dtype=np.int64)[: len(pages) * self.page_size]
         end, found = self._walk(whole)
         known = pages[: found // self.page_size]
-        left = known[known != end.path_pages()]
+        left: PageIds = known[known != end.path_pages()]
         if found < len(whole):
             new = Branch(whole[found:].copy(), pages[found // self.page_size :].copy(), end)
             end.children[self._key(new.tokens)] = new
