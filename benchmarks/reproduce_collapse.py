@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,7 @@ def main() -> int:
         with served(options) as (engine, url):
             print(f"{kernel}: serving", flush=True)
             swept = sweep(url, contexts, TOKENS, geometry(asked.model))
-            record["cases"] += [
-                pinned_case(kernel, case, engine) for case in swept["cases"]
-            ]
+            record["cases"] += [pinned_case(kernel, case, engine) for case in swept["cases"]]
             record.setdefault("diagnosis", {})[kernel] = swept["findings"]
             record.setdefault("sweeps", {})[kernel] = swept
         write_record(asked.json, record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 import sys
 import time
@@ -86,6 +87,8 @@ def _serve(
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     _say(scheduler, f"http://{shown}:{port}", api_key, time.monotonic() - started)
+    # The server raises the signal that ended it once more; SIGTERM is then just the end.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:

@@ -39,7 +39,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory):
                 pytest.skip(str(reason))
             directory = tmp_path_factory.mktemp(kind)
             script = Path(__file__).with_name("make_reference.py")
-            subprocess.run([str(python), str(script), str(directory), kind], check=True)
+            # -P: the folder of the script has an `http` of its own.
+            subprocess.run([str(python), "-P", str(script), str(directory), kind], check=True)
             made[kind] = directory
         directory = made[kind]
         config = ModelConfig.from_hf(json.loads((directory / "config.json").read_text()), kind)

@@ -81,6 +81,7 @@ def test_the_end_mark(ignore: bool):
 
 def test_no_text_makes_a_mark_and_id_0_is_ordinary():
     assert max(encode("\x00é\ud800")) < 256
+    assert decode(encode("a\ud800b")) == "a\ufffdb"
     assert encode("\x00") == [0]
     assert encode_chat([("user", "hi"), ("assistant", "yo"), ("user", "?")]) == [
         BOS, USER, *b"hi", ASSISTANT, *b"yo", USER, *b"?", ASSISTANT,

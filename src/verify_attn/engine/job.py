@@ -49,6 +49,7 @@ class Delta:
     finish: FinishReason | None = None
     error: str | None = None
     cached_tokens: int = 0  # of the prompt, out of the prefix cache
+    filled_tokens: int = 0  # of the prompt, random rows instead of computed ones
     speculation: Speculation | None = None  # with the last delta
 
 

@@ -75,6 +75,11 @@ class Options:
              f"chunk is {self.chunk}; it must lie in 1..{MAX_BUDGET}"),
             (replaying or (self.pin is None and self.replay is None and not self.corrupt),
              "pin, replay and corrupt belong to the drafter replay: add --drafter replay"),
+            (self.pin is None or self.pin - 1 <= self.budget,
+             f"pin is {self.pin} and the budget {self.budget}; to commit {self.pin} tokens a step "
+             "takes as many drafted nodes less one"),
+            (self.compact_pages >= 0,
+             f"compact is {self.compact_pages}; pages are counted from 0, which is off"),
             (self.pin is None or not any(text.startswith("acceptance") for text in self.inject),
              "acceptance is pinned and injected at once: leave out --pin or --inject acceptance"),
             (self.fill_seed is None or not self.prefix_cache,

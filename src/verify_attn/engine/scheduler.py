@@ -35,6 +35,7 @@ from verify_attn.paging import OutOfPagesError
 
 # Loops between two looks at whether the pool wants compaction: planning costs more than a step.
 COMPACT_EVERY = 32
+COMPACT_BACKOFF = 16  # times that, after a look that found nothing to move
 REPORT_EVERY_S = 0.1
 
 
@@ -59,6 +60,7 @@ class _Admitted:
     running: Running
     answer: Answer
     cached: int
+    filled: int = 0
     announced: bool = False
 
 
@@ -89,6 +91,7 @@ class Scheduler:
         self._dead: str | None = None
         self._stopping = False
         self._loops = 0
+        self._compact_at = COMPACT_EVERY
         self._reported_s = 0.0
         self._keys = 0
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -243,7 +246,7 @@ class Scheduler:
         running = one.running
         start = time.perf_counter()
         if self.limits.fill_seed is not None and running.prompt_tokens > 1:
-            one.cached = self.decoder.fill(running, self.limits.fill_seed)
+            one.filled += self.decoder.fill(running, self.limits.fill_seed)
         end = min(running.prompt_tokens, running.held.length + self.limits.chunk)
         self._faults.before_prefill(end)
         count = self.decoder.prefill(running, self.limits.chunk)
@@ -272,7 +275,7 @@ class Scheduler:
         if one.answer.finish is not None:
             self._finish(one, one.answer.finish, counted, text)
         else:
-            one.job.emit(Delta(counted, text, cached_tokens=one.cached))
+            one.job.emit(Delta(counted, text, cached_tokens=one.cached, filled_tokens=one.filled))
 
     def _finish(
         self, one: _Admitted, reason: FinishReason, tokens: tuple[int, ...] = (), text: str = ""
@@ -280,7 +283,14 @@ class Scheduler:
         self._admitted.remove(one)
         self.decoder.release(one.running)
         one.job.emit(
-            Delta(tokens, text, reason, cached_tokens=one.cached, speculation=self._spent(one))
+            Delta(
+                tokens,
+                text,
+                reason,
+                cached_tokens=one.cached,
+                filled_tokens=one.filled,
+                speculation=self._spent(one),
+            )  # fmt: skip
         )
         self.metrics.finished(reason, one.running.prompt_tokens, one.answer.tokens)
 
@@ -294,10 +304,12 @@ class Scheduler:
     def _compact(self) -> None:
         """Between steps, within the budget, where some request lies scattered."""
         self._loops += 1
-        if not self.limits.compact_pages or self._loops % COMPACT_EVERY:
+        if not self.limits.compact_pages or self._loops < self._compact_at:
             return
         if self.decoder.cache.measure().max_runs > 1:
-            self.compact_now(self.limits.compact_pages)
+            moved = len(self.compact_now(self.limits.compact_pages))
+            # What shares its beginning with others may never become one run.
+            self._compact_at = self._loops + COMPACT_EVERY * (1 if moved else COMPACT_BACKOFF)
 
     def compact_now(self, pages: int | None) -> Moves:
         """In the engine's thread (see `call`): copy up to ``pages`` pages towards their places."""

@@ -18,9 +18,9 @@ class RoleError(ValueError):
 def encode(text: str) -> list[int]:
     """The text's UTF-8 bytes; marks have no text, so no text can make one.
 
-    A lone surrogate, which JSON can carry, becomes U+FFFD.
+    A lone surrogate, which JSON can carry, becomes U+FFFD; a pair of them is its character.
     """
-    return list(text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode())
+    return list(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode())
 
 
 def encode_prompt(text: str) -> list[int]:

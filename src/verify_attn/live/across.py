@@ -170,7 +170,10 @@ def _said_cached(point: Point) -> bool:
 
 
 def _prefill_time(point: Point) -> float | None:
-    return None if isinstance(point.first_token_s, Absent) else point.first_token_s
+    """Seconds to the first token, where the prompt was computed."""
+    if isinstance(point.first_token_s, Absent) or any(t.filled_tokens for t in point.trials):
+        return None
+    return point.first_token_s
 
 
 def _cache_hits(points: list[Point]) -> list[Finding]:

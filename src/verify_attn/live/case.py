@@ -39,7 +39,7 @@ def case_of(point: Point, verdict: Verdict, splits: list[Split], corpus: str) ->
     if point.trials:
         figures.put("prompt_tokens", point.context)
         figures.put("first_token_s", point.first_token_s)
-        figures.put("prefill_tok_s", _middle([_prefill(t) for t in point.trials]))
+        figures.put("prefill_tok_s", _middle([t.prefill_tok_s for t in point.trials]))
         figures.put("decode_tok_s", point.decode_tok_s)
         figures.put("committed_per_step", point.committed_per_step)
         figures.put("accepted_drafts_per_step", _less_one(point.committed_per_step))
@@ -125,10 +125,6 @@ def _less_one(committed: float | Absent) -> float | Absent:
     return committed if isinstance(committed, Absent) else committed - 1
 
 
-def _prefill(trial: Trial) -> float | Absent:
-    return trial.measurement.prefill_tok_s(trial.cached_tokens)
-
-
 def _middle(values: list[float | Absent]) -> float | Absent:
     known = [value for value in values if not isinstance(value, Absent)]
     if known:
@@ -149,7 +145,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     figures.put("committed_per_event_seen", m.committed_per_step)
     figures.put("step_ms", trial.step_ms)
     figures.put("cached_tokens", trial.cached_tokens)
-    figures.put("prefill_tok_s", _prefill(trial))
+    figures.put("prefill_tok_s", trial.prefill_tok_s)
     slowest = worst_window(m)
     figures.put("worst_window", slowest if isinstance(slowest, Absent) else slowest.as_json())
     if isinstance(trial.timings, ServerTimings):

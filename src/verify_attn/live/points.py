@@ -30,9 +30,21 @@ class Trial:
     cached_tokens: int | Absent
     repeat: int = 0
     sent_ns: int = 0
+    # Prompt tokens whose KV the server made up instead of computing it (verify-attn serve can).
+    filled_tokens: int = 0
     findings: list[Finding] = field(default_factory=list)
     # The server's own clock, where it tells; for comparison only.
     timings: ServerTimings | None = None
+
+    @property
+    def prefill_tok_s(self) -> float | Absent:
+        """Prompt tokens that were computed, over the time to the first token."""
+        if self.filled_tokens:
+            return Absent(
+                f"the server did not compute {self.filled_tokens:,} of the prompt's tokens: their "
+                "KV is random rows"
+            )
+        return self.measurement.prefill_tok_s(self.cached_tokens)
 
     @property
     def usable(self) -> bool:

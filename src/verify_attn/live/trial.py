@@ -11,6 +11,7 @@ from verify_attn.live.acceptance import (
     LogReading,
     NothingDrafted,
     cached_tokens,
+    filled_tokens,
     from_events,
     server_timings,
 )
@@ -72,6 +73,7 @@ def make_trial(
     cached = _cached(answer, around, alone=alone)
     sent_ns = answer.sent_ns if answer.sent_ns is not None else answer.started_ns
     trial = Trial(m, asked_tokens(body), acceptance, cached, repeat, sent_ns)
+    trial.filled_tokens = filled_tokens(answer.stream.events)
     timings = server_timings(answer.stream.events)
     trial.timings = None if isinstance(timings, Absent) else timings
     trial.findings = diagnose_answer(m, trial.asked_tokens, acceptance, cached)

@@ -32,6 +32,7 @@ class Answer(ABC):
     tokens: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     cached: int = 0
+    filled: int = 0
     finish: FinishReason | None = None
     speculation: Speculation | None = None
 
@@ -43,6 +44,7 @@ class Answer(ABC):
         self.tokens += delta.tokens
         self.text.append(delta.text)
         self.cached = max(self.cached, delta.cached_tokens)
+        self.filled = max(self.filled, delta.filled_tokens)
         self.finish = delta.finish or self.finish
         self.speculation = delta.speculation or self.speculation
 
@@ -82,11 +84,14 @@ class Answer(ABC):
     def usage(self) -> dict[str, Any]:
         """Counts so far."""
         prompt, generated = len(self.prompt), len(self.tokens)
+        details = {"cached_tokens": self.cached}
+        if self.filled:
+            details["filled_tokens"] = self.filled  # our own: rows that nothing computed
         return {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": details,
         }
 
     def _head(self, kind: str) -> dict[str, Any]:

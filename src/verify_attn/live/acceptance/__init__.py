@@ -15,7 +15,12 @@ from verify_attn.live.acceptance.prometheus import Samples, parse_metrics, read_
 from verify_attn.live.acceptance.server_info import from_server_info
 from verify_attn.live.acceptance.sglang_routes import from_sglang_routes
 from verify_attn.live.acceptance.tail import LogTail
-from verify_attn.live.acceptance.timings import ServerTimings, cached_tokens, server_timings
+from verify_attn.live.acceptance.timings import (
+    ServerTimings,
+    cached_tokens,
+    filled_tokens,
+    server_timings,
+)
 
 __all__ = [
     "Acceptance",
@@ -28,6 +33,7 @@ __all__ = [
     "ServerTimings",
     "cached_between",
     "cached_tokens",
+    "filled_tokens",
     "foreign_running",
     "foreign_traffic",
     "from_counters",

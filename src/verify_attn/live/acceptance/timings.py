@@ -92,6 +92,12 @@ def cached_tokens(events: Sequence[Any]) -> int | Absent:
     )
 
 
+def filled_tokens(events: Sequence[Any]) -> int:
+    """Prompt tokens whose KV `verify-attn serve --fill-prompts` did not compute; 0 elsewhere."""
+    details = (member(event, "usage", "prompt_tokens_details") for event in reversed(events))
+    return next((n for d in details if (n := first_count(d, "filled_tokens")) is not None), 0)
+
+
 def _tiers(event: Any) -> int | None:
     """SGLang's tokens by where they were kept: device, host, storage."""
     details = member(event, "sglext", "cached_tokens_details")
