@@ -282,16 +282,8 @@ class Scheduler:
     ) -> None:
         self._admitted.remove(one)
         self.decoder.release(one.running)
-        one.job.emit(
-            Delta(
-                tokens,
-                text,
-                reason,
-                cached_tokens=one.cached,
-                filled_tokens=one.filled,
-                speculation=self._spent(one),
-            )  # fmt: skip
-        )
+        last = Delta(tokens, text, reason, None, one.cached, one.filled, self._spent(one))
+        one.job.emit(last)
         self.metrics.finished(reason, one.running.prompt_tokens, one.answer.tokens)
 
     def _spent(self, one: _Admitted) -> Speculation:
