@@ -1,4 +1,4 @@
-"""Memory rates of GPUs, from their makers' data sheets, for judging what a slope means."""
+"""Peak rates of GPUs, from their makers' data sheets, for judging what a slope means."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ class HardwareError(ValueError):
 
 @dataclass(frozen=True)
 class GpuModel:
-    """``gb_per_s`` is the peak of the memory, in 1e9 bytes a second; ``source`` names the sheet."""
+    """Peaks by the sheet that ``source`` names.
+
+    ``gb_per_s``  of the memory, in 1e9 bytes a second
+    ``tflops``    of dense bf16 products added up in float32, in 1e12 operations a second
+    """
 
     name: str
     gb_per_s: float
+    tflops: float
     source: str
 
 
 GPUS = {
     model.name: model
     for model in (
-        GpuModel("h200", 4800, "NVIDIA H200 Tensor Core GPU data sheet: 4.8 TB/s"),
-        GpuModel("h100", 3350, "NVIDIA H100 Tensor Core GPU data sheet, SXM: 3.35 TB/s"),
-        GpuModel("b200", 8000, "NVIDIA DGX B200 data sheet: 64 TB/s for 8 GPUs"),
-        GpuModel("rtx-pro-6000", 1792, "NVIDIA RTX PRO 6000 Blackwell data sheet: 1,792 GB/s"),
-        GpuModel("a100", 2039, "NVIDIA A100 80GB data sheet, SXM: 2,039 GB/s"),
-        GpuModel("l40s", 864, "NVIDIA L40S data sheet: 864 GB/s"),
-        GpuModel("rtx-5090", 1792, "NVIDIA GeForce RTX 5090 specifications: 1,792 GB/s"),
-        GpuModel("rtx-4090", 1008, "NVIDIA GeForce RTX 4090 specifications: 1,008 GB/s"),
+        GpuModel("h200", 4800, 989.5, "NVIDIA H200 Tensor Core GPU data sheet: 4.8 TB/s"),
+        GpuModel("h100", 3350, 989.5, "NVIDIA H100 Tensor Core GPU data sheet, SXM: 3.35 TB/s"),
+        GpuModel("b200", 8000, 2250, "NVIDIA DGX B200 data sheet: 64 TB/s for 8 GPUs"),
+        GpuModel(
+            "rtx-pro-6000", 1792, 503.8, "NVIDIA RTX PRO 6000 Blackwell data sheet: 1,792 GB/s"
+        ),
+        GpuModel("a100", 2039, 312, "NVIDIA A100 80GB data sheet, SXM: 2,039 GB/s"),
+        GpuModel("l40s", 864, 362, "NVIDIA L40S data sheet: 864 GB/s"),
+        GpuModel("rtx-5090", 1792, 209.5, "NVIDIA GeForce RTX 5090 specifications: 1,792 GB/s"),
+        GpuModel("rtx-4090", 1008, 165.2, "NVIDIA GeForce RTX 4090 specifications: 1,008 GB/s"),
     )
 }
 

@@ -19,8 +19,8 @@ from verify_attn.geometry import LAYERS, GeometryError, preset
 from verify_attn.hardware import HardwareError, gpu_model
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import LogTail
-from verify_attn.live.across import KvRead
 from verify_attn.live.floors import FloorError, read_floors
+from verify_attn.live.limit import KvRead
 from verify_attn.live.requests import RequestError, recorded_request
 from verify_attn.live.run import Run
 from verify_attn.live.saved import read_saved
@@ -65,6 +65,8 @@ def kv_read(geometry: str | None, gpu: str | None, kv_dtype: str) -> KvRead | No
     return KvRead(
         shape.row_bytes(KV_BYTES[kv_dtype]) * layers, model.gb_per_s,
         f"{geometry}, {kv_dtype} KV, {model.source}",
+        # Scores over latent and rope, values over the latent; a product and a sum each.
+        2 * layers * shape.heads * (shape.qk_dim + shape.latent_dim), model.tflops,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from verify_attn.live.absent import Absent
 from verify_attn.live.causes import HIGH, LOW, MEDIUM, Finding
 from verify_attn.live.changes import SIGNIFICANT
 from verify_attn.live.fits import Fit, fit, steepness
+from verify_attn.live.limit import FAR_FROM_LIMIT, NEAR_LIMIT, KvRead, nodes_of_a_step
 from verify_attn.live.measure import Measurement
 from verify_attn.live.points import Point
 
@@ -30,21 +31,6 @@ WARM_UP = 2.0  # times the prefill of a longer prompt ...
 WARM_UP_S = 0.25  # ... and more by more than a busy machine's hiccup
 CACHE_HIT = 0.25  # of the time that the others' fit says ...
 CACHE_HIT_S = 0.1  # ... and less by more than a busy machine adds
-NEAR_LIMIT = 0.3  # of the memory's rate: reading the KV this fast is physics, not a fault
-
-
-@dataclass(frozen=True)
-class KvRead:
-    """What a step must read, to judge a slope by.
-
-    ``bytes_per_token``  of the KV of all layers on one GPU
-    ``gb_per_s``         the GPU's memory rate
-    ``source``           where the two come from
-    """
-
-    bytes_per_token: float
-    gb_per_s: float
-    source: str
 
 
 @dataclass(frozen=True)
@@ -278,15 +264,11 @@ def _step_time(
     )
     confidence = MEDIUM if len(timed) > 2 else LOW
     if kv is not None:
-        implied = kv.bytes_per_token / slope / 1e9
-        share = implied / kv.gb_per_s
-        text += (
-            f"; that is the KV read at {implied:,.0f} GB/s, {share:.1%} of {kv.gb_per_s:,.0f} "
-            f"({kv.source})"
-        )
+        share, words = kv.judge(slope, nodes_of_a_step(points))
         if share >= NEAR_LIMIT:
             return curve, shape, []
-        confidence = HIGH
+        text += words
+        confidence = HIGH if share < FAR_FROM_LIMIT else MEDIUM
     else:
         confidence = LOW
         text += (

@@ -11,11 +11,12 @@ from typing import Any
 
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import LogTail
-from verify_attn.live.across import KvRead, Overview, Split, overview, split
+from verify_attn.live.across import Overview, Split, overview, split
 from verify_attn.live.case import case_of, reads_of
 from verify_attn.live.causes import Finding
 from verify_attn.live.client import Client
 from verify_attn.live.floors import Floor
+from verify_attn.live.limit import KvRead
 from verify_attn.live.points import Point
 from verify_attn.live.requests import replayed
 from verify_attn.live.saved import SavedRun
