@@ -16,12 +16,9 @@ pytestmark = pytest.mark.timing
 
 
 def sweep(tmp_path: Path, serve: list[str], *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """(exit code, record, output) of a sweep of a tiny server that repeats a known text."""
-    text = tmp_path / "text"
-    text.write_text("a line that is known by heart; " * 20)
+    """(exit code, record, output) of a sweep of `serve tiny` with these arguments."""
     record = tmp_path / "record.json"
-    how = ["tiny", "--drafter", "replay", "--replay", str(text), "--no-prefix-cache", *serve]
-    with serving(how) as url:
+    with serving(["tiny", "--no-prefix-cache", *serve]) as url:
         command = [sys.executable, "-m", "verify_attn.cli", "sweep", "--url", url, "--budget", "0",
                    "--json", str(record), *arguments]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
@@ -33,7 +30,7 @@ def causes(record: dict[str, Any]) -> set[str]:
     return {finding["cause"] for finding in findings}
 
 
-PINNED = ["--pin", "4", "--fill-prompts", "1"]
+PINNED = ["--drafter", "replay", "--pin", "4", "--fill-prompts", "1"]
 
 
 def test_nothing_injected_is_nothing_found(tmp_path: Path):
@@ -83,9 +80,9 @@ def test_a_stall(tmp_path: Path):
 
 
 def test_acceptance_that_falls(tmp_path: Path):
-    """Real acceptance: the prompt's own repetition is what the drafter knows."""
+    """The trained drafter's own, on a text that it is good at."""
     code, record, output = sweep(
-        tmp_path, ["--inject", "acceptance=250"], "--contexts", "512", "--max-tokens", "600",
+        tmp_path, ["--inject", "acceptance=300"], "--contexts", "512", "--max-tokens", "600",
         "--corpus", "repetitive",
     )  # fmt: skip
     assert "acceptance-falls" in causes(record), (code, output)
