@@ -5,8 +5,9 @@
 `verify-attn serve k2.6-rank` runs at the contexts of that deployment with each kernel in turn, and
 `verify-attn sweep` measures it: 32 nodes, page_size 1, four tokens committed a step by decree, the
 prompts' KV random rows of a seed, so that nothing but the step is looked at.  Then the attention of
-all layers is timed alone, for its share of the step.  Last, plain greedy decoding without any of
-these shortcuts at 11k tokens, its prefill computed.
+all layers is timed alone, for its share of the step.  Last, without any of these shortcuts, at 11k
+tokens (and at the shortest context, which warms up): prompts computed, drafts looked up in the
+text so far, what is committed decided by the target.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from verify_attn.engine.sampling import Sampling
 from verify_attn.engine.scheduler import Scheduler
 from verify_attn.engine.step import Part
 from verify_attn.engine.timing import attention_time, pass_time
+from verify_attn.environment import gpus
 from verify_attn.record import new_record, write_record
 
 CONTEXTS = (1_427, 11_402, 31_952, 63_903, 127_802, 184_728)
@@ -41,8 +43,8 @@ KERNELS = ("triton-unsplit", "triton-split")
 PIN, BUDGET = 4, 31
 WARM_UP_STEPS, STEPS = 4, 16
 TOKENS = 1 + PIN * (WARM_UP_STEPS + STEPS)  # the first comes from prefill
-REPEATS = 5
-TRUE_CONTEXT, TRUE_TOKENS = 11_402, 65
+REPEATS = 3
+TRUE_CONTEXTS, TRUE_TOKENS = (1_427, 11_402), 129
 
 
 def main() -> int:
@@ -51,10 +53,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--model", default="k2.6-rank")
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
-    parser.add_argument("--true-context", type=int, default=TRUE_CONTEXT)
+    parser.add_argument("--true-contexts", default=",".join(map(str, TRUE_CONTEXTS)))
     parser.add_argument("--kernels", default=",".join(KERNELS))
     asked = parser.parse_args()
-    contexts = [int(size) for size in asked.contexts.split(",")]
+    contexts, computed = (
+        [int(size) for size in sizes.split(",")] for sizes in (asked.contexts, asked.true_contexts)
+    )
     record = new_record(["python", *sys.argv])
     for kernel in asked.kernels.split(","):
         options = Options(
@@ -64,20 +68,30 @@ def main() -> int:
         with served(options) as (engine, url):
             print(f"{kernel}: serving", flush=True)
             swept = sweep(url, contexts, TOKENS, geometry(asked.model))
+            about(record, kernel, swept)
             record["cases"] += [pinned_case(kernel, case, engine) for case in swept["cases"]]
-            record.setdefault("diagnosis", {})[kernel] = swept["findings"]
-            record.setdefault("sweeps", {})[kernel] = swept
         write_record(asked.json, record)
     for kernel in asked.kernels.split(","):
-        options = Options(asked.model, kernel=kernel, drafter="none", prefix_cache=False)
+        options = Options(
+            asked.model, kernel=kernel, drafter="ngram", budget=BUDGET, prefix_cache=False
+        )
         with served(options) as (engine, url):
-            swept = sweep(url, [asked.true_context], TRUE_TOKENS, geometry(asked.model))
+            print(f"{kernel}: serving, nothing pinned or filled", flush=True)
+            swept = sweep(url, computed, TRUE_TOKENS, geometry(asked.model))
             record["cases"] += [
                 {**case, "id": f"true,{kernel},{case['id']}"} for case in swept["cases"]
             ]
+            about(record, f"true,{kernel}", swept)
         write_record(asked.json, record)
     show(record)
     return 0
+
+
+def about(record: dict[str, Any], name: str, swept: dict[str, Any]) -> None:
+    """What a sweep says beside its cases: the server, and what all points together show."""
+    record.setdefault("sweeps", {})[name] = {
+        key: swept[key] for key in ("findings", "overview", "server")
+    }
 
 
 def geometry(model: str) -> list[str]:
@@ -138,6 +152,7 @@ def pinned_case(kernel: str, case: dict[str, Any], engine: Scheduler) -> dict[st
         "attention_ms": 1e3 * timed["attention_s"],
         "pass_ms": 1e3 * timed["pass_s"],
         "attention_share_of_step": 1e3 * timed["attention_s"] / case["metrics"]["step_ms"],
+        "clocks_mhz": [[gpu.sm_clock_mhz, gpu.memory_clock_mhz] for gpu in gpus()],
     }
     return case
 
