@@ -48,31 +48,35 @@ def argmax(logits: torch.Tensor) -> list[int]:
 def sample(logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> list[int]:
     """One token a row of ``logits`` [n, V], for the token positions ``positions``."""
     rows = logits.double().cpu().numpy()
-    if np.isnan(rows).any():
-        raise LogitsError("the logits hold NaN; no token can be drawn from them")
+    if not np.isfinite(rows.max(axis=-1)).all():
+        raise LogitsError("the logits hold NaN or infinity; no token can be drawn from them")
     noise: dict[int, Float64Array] = {}
     tokens = []
     for row, position in zip(rows, positions, strict=True):
         if position not in noise:
             noise[position] = _gumbel(len(row), sampling.seed, position)
-        scaled = _kept(row / sampling.temperature, sampling.top_p)
-        tokens.append(int(np.argmax(scaled + noise[position])))
+        tokens.append(int(np.argmax(_kept(row, sampling) + noise[position])))
     return tokens
 
 
 def probabilities(logits: npt.ArrayLike, sampling: Sampling) -> Float64Array:
     """[V] of one row of logits: what `sample` draws from."""
-    kept = _kept(np.asarray(logits, dtype=np.float64) / sampling.temperature, sampling.top_p)
-    weights = np.exp(kept - kept.max())
+    weights = np.exp(_kept(np.asarray(logits, dtype=np.float64), sampling))
     shares: Float64Array = weights / weights.sum()
     return shares
 
 
-def _kept(scaled: Float64Array, top_p: float) -> Float64Array:
-    """-inf for what lies past the most likely tokens whose mass reaches ``top_p``."""
+def _kept(logits: Float64Array, sampling: Sampling) -> Float64Array:
+    """Divided by the temperature, the largest 0; -inf past the mass of ``top_p``.
+
+    The largest is taken off first: a temperature near 0 then makes the others -inf, not all inf.
+    """
+    top_p = sampling.top_p
+    with np.errstate(over="ignore"):
+        scaled: Float64Array = (logits - logits.max()) / sampling.temperature
     if top_p >= 1.0:
         return scaled
-    weights = np.exp(scaled - scaled.max())
+    weights = np.exp(scaled)
     order = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
     dropped = order[before >= top_p * weights.sum()]
