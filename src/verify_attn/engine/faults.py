@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,13 +40,17 @@ class Faults:
     die_in_prefill: int | None = None
     stall: tuple[int, float] | None = None
     _stalled: set[int] = field(default_factory=set)
+    _ended: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     @classmethod
     def parse(cls, given: Iterable[str]) -> Faults:
         """From ``name=value`` texts; raises `FaultError` with what there is."""
-        faults = cls()
+        faults, names = cls(), set[str]()
         for text in given:
             name, _, value = text.partition("=")
+            if name in names:
+                raise FaultError(f"--inject {name} is given twice; give one value")
+            names.add(name)
             try:
                 faults._set(name, value)
             except ValueError:
@@ -69,6 +73,10 @@ class Faults:
         else:
             raise ValueError(name)
 
+    def end(self) -> None:
+        """The server stops: no fault makes it wait any longer."""
+        self._ended.set()
+
     def before_prefill(self, end: int) -> None:
         """Prompt tokens up to ``end`` are about to be computed."""
         if self.die_in_prefill is not None and end >= self.die_in_prefill:
@@ -80,14 +88,14 @@ class Faults:
         contexts = [len(request.tokens) for request in requests]
         self._use_memory(max(contexts))
         if self.step_time_ms is not None:
-            time.sleep(self.step_time_ms / 1e3 * max(contexts) / 1000)
+            self._ended.wait(self.step_time_ms / 1e3 * max(contexts) / 1000)
         if self.stall is not None:
             after, seconds = self.stall
             for request in requests:
                 generated = len(request.tokens) - request.prompt_tokens
                 if generated >= after and request.key not in self._stalled:
                     self._stalled.add(request.key)
-                    time.sleep(seconds)
+                    self._ended.wait(seconds)
 
     def _use_memory(self, tokens: int) -> None:
         if self.out_of_memory is not None and tokens >= self.out_of_memory:
@@ -138,6 +146,6 @@ def _count(text: str) -> int:
 
 def _positive(text: str) -> float:
     value = float(text)
-    if not 0 < value < float("inf"):
+    if not 0 < value < 1e9:  # what no clock can wait for is no number either
         raise ValueError(text)
     return value

@@ -106,6 +106,7 @@ class Scheduler:
         with self._lock:
             self._stopping = True
             self._lock.notify()
+        self._faults.end()
         if self._thread.is_alive():
             self._thread.join()
         self.decoder.runner.close()
@@ -203,8 +204,8 @@ class Scheduler:
             except Exception as error:
                 done.set_exception(error)
         for job in dropped:
-            job.emit(Delta(finish="cancelled"))
             self.metrics.finished("cancelled", len(job.tokens), 0)
+            self._tell(job, Delta(finish="cancelled"))
         for one in [one for one in self._admitted if one.job.name in cancelled]:
             self._finish(one, "cancelled")
         while len(self._admitted) < self.limits.running and self._admit_next():
@@ -223,7 +224,8 @@ class Scheduler:
             if isinstance(error, OutOfPagesError) and self._admitted:
                 return False  # it fits once others are done
             held = None
-            job.emit(Delta(finish="error", error=str(error)))
+            self.metrics.finished("error", len(job.tokens), 0)
+            self._tell(job, Delta(finish="error", error=str(error)))
         with self._lock:
             self._waiting.popleft()
         if held is None:
@@ -275,7 +277,8 @@ class Scheduler:
         if one.answer.finish is not None:
             self._finish(one, one.answer.finish, counted, text)
         else:
-            one.job.emit(Delta(counted, text, cached_tokens=one.cached, filled_tokens=one.filled))
+            news = Delta(counted, text, cached_tokens=one.cached, filled_tokens=one.filled)
+            self._tell(one.job, news)
 
     def _finish(
         self, one: _Admitted, reason: FinishReason, tokens: tuple[int, ...] = (), text: str = ""
@@ -283,8 +286,17 @@ class Scheduler:
         self._admitted.remove(one)
         self.decoder.release(one.running)
         last = Delta(tokens, text, reason, None, one.cached, one.filled, self._spent(one))
-        one.job.emit(last)
+        # Counted first: who has the whole answer finds it in the metrics.
         self.metrics.finished(reason, one.running.prompt_tokens, one.answer.tokens)
+        self._tell(one.job, last)
+
+    def _tell(self, job: Job, news: Delta) -> None:
+        """A listener that fails costs its own job, not everyone's."""
+        try:
+            job.emit(news)
+        except Exception:
+            traceback.print_exc()
+            self.cancel(job.name)
 
     def _spent(self, one: _Admitted) -> Speculation:
         committed = tuple(one.running.committed)
@@ -298,10 +310,12 @@ class Scheduler:
         self._loops += 1
         if not self.limits.compact_pages or self._loops < self._compact_at:
             return
+        self._compact_at = self._loops + COMPACT_EVERY
         if self.decoder.cache.measure().max_runs > 1:
             moved = len(self.compact_now(self.limits.compact_pages))
             # What shares its beginning with others may never become one run.
-            self._compact_at = self._loops + COMPACT_EVERY * (1 if moved else COMPACT_BACKOFF)
+            if not moved:
+                self._compact_at = self._loops + COMPACT_EVERY * COMPACT_BACKOFF
 
     def compact_now(self, pages: int | None) -> Moves:
         """In the engine's thread (see `call`): copy up to ``pages`` pages towards their places."""
@@ -327,5 +341,6 @@ class Scheduler:
         for _, done in calls:
             done.set_exception(RefusedError(f"the engine is dead: {why}"))
         for job in [*(one.job for one in self._admitted), *waiting]:
-            job.emit(Delta(finish="error", error=f"the engine died: {why}"))
+            self.metrics.finished("error", len(job.tokens), 0)
+            self._tell(job, Delta(finish="error", error=f"the engine died: {why}"))
         self._admitted.clear()
