@@ -28,19 +28,27 @@ GRACE_S = 3
 def options_of(options: dict[str, Any], context: str | None, kv_tokens: str | None) -> Options:
     """From the command line's values; raises `OptionError` or `SettingsError`."""
     from verify_attn.engine.options import Options
-    from verify_attn.live.settings import parse_sizes
+    from verify_attn.live.settings import SettingsError, parse_sizes
 
-    def size(text: str | None) -> int | None:
-        return None if text is None else parse_sizes(text)[0]
+    def size(name: str, text: str | None) -> int | None:
+        if text is None:
+            return None
+        sizes = parse_sizes(text)
+        if len(sizes) > 1:
+            raise SettingsError(f"--{name} is {text!r}; give one size")
+        return sizes[0]
 
-    return Options(context=size(context), kv_tokens=size(kv_tokens), **options)
+    return Options(
+        context=size("context", context), kv_tokens=size("kv-tokens", kv_tokens), **options
+    )
 
 
 def run_serve(asked: Options, host: str, port: int) -> int:
     """Serve until a signal; returns the exit code."""
-    missing = _missing()
-    if missing is not None:
-        return error(missing)
+    api_key = os.environ.get(KEY_VARIABLE)
+    wrong_start = _missing() or _bad_key(api_key)
+    if wrong_start is not None:
+        return error(wrong_start)
     from verify_attn.engine import build, parallel
     from verify_attn.engine.http.metrics import Metrics
 
@@ -55,12 +63,15 @@ def run_serve(asked: Options, host: str, port: int) -> int:
         return error(str(wrong))
     try:
         listener = _listen(host, port)
-    except OSError as wrong:
+    except (OSError, ValueError) as wrong:  # a name that no name can be is the latter
         scheduler.close()
-        return error(f"cannot listen on {host}:{port}: {wrong}; give another --port, or 0 for any")
+        return error(
+            f"cannot listen on {host}:{port}: {wrong}; give another --port, or 0 for any, or "
+            "another --host"
+        )
     scheduler.start()
     try:
-        return _serve(scheduler, listener, os.environ.get(KEY_VARIABLE), started)
+        return _serve(scheduler, listener, api_key, started)
     finally:
         scheduler.close()
 
@@ -82,15 +93,26 @@ def _serve(
 
     app = create_app(scheduler, api_key=api_key)
     config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=GRACE_S, lifespan="off"
-    )
+        app, log_level="warning", timeout_graceful_shutdown=GRACE_S, lifespan="off",
+        use_colors=False,  # else it asks standard output, which may be closed
+    )  # fmt: skip
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    _say(scheduler, f"http://{shown}:{port}", api_key, time.monotonic() - started)
-    # The server raises the signal that ended it once more; SIGTERM is then just the end.
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    server = uvicorn.Server(config)
+
+    def end(number: int, frame: object) -> None:
+        """SIGTERM before the server listens to it; and once more after, when it ends."""
+        server.should_exit = True
+
+    signal.signal(signal.SIGTERM, end)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        _say(scheduler, f"http://{shown}:{port}", api_key, time.monotonic() - started)
+    except OSError as wrong:
+        return error(f"cannot write to standard output: {wrong}; free it, or send it elsewhere")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    try:
+        server.run(sockets=[listener])
     except KeyboardInterrupt:
         return INTERRUPTED
     why = scheduler.alive()
@@ -115,7 +137,8 @@ def _say(scheduler: Scheduler, url: str, api_key: str | None, seconds: float) ->
         open_to = "everyone who has the API key" if api_key else "everyone who can reach it"
         console.print(f"listens beyond this machine: open to {open_to}", soft_wrap=True)
     console.print(f"ready after {seconds:.1f} s: {url}", soft_wrap=True)
-    sys.stdout.flush()
+    if sys.stdout is not None:  # None where it was closed before the start
+        sys.stdout.flush()
 
 
 def _loopback(url: str) -> bool:
@@ -127,6 +150,14 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bound before the server says that it is ready, so that the port it prints is its own."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def _bad_key(key: str | None) -> str | None:
+    """What a header cannot hold would lock everyone out; an empty one is surely a mistake."""
+    if key is None or (key and all("!" <= c <= "~" for c in key)):
+        return None
+    what = "has characters that no header can hold" if key else "is set and empty"
+    return f"{KEY_VARIABLE} {what}; give printable ASCII without spaces, or unset it to ask nobody"
 
 
 def _missing() -> str | None:

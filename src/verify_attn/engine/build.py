@@ -72,7 +72,10 @@ def open_engine(options: Options, metrics: Metrics, group: Group | None = None) 
 
 def device_of(options: Options) -> torch.device:
     """Where the model goes; with several ranks, each has set its own GPU as the current one."""
-    return torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    there = torch.cuda.is_available()
+    if options.device == "cuda" and not there:
+        raise OptionError("device is cuda, and torch sees no GPU here; leave it out for the CPU")
+    return torch.device(options.device or ("cuda" if there else "cpu"))
 
 
 def open_runner(options: Options, group: Group | None = None) -> LocalRunner:
@@ -84,13 +87,19 @@ def open_runner(options: Options, group: Group | None = None) -> LocalRunner:
     nodes = _budget(options) + 1
     runner = LocalRunner(
         model, pages=_pages(options, model), page_size=options.page_size,
-        kernel=load(options.kernel or ("triton-split" if device.type == "cuda" else "torch")),
+        kernel=load(_kernel_name(options, device)),
         taps=tiny.DRAFTER.taps if _drafter_name(options) == "block" else (),
         graphs=options.graphs, tree_nodes=nodes, max_nodes=max(nodes, options.chunk),
         trees=_drafter_name(options) != "none",
     )  # fmt: skip
     runner.warm()
     return runner
+
+
+def _kernel_name(options: Options, device: torch.device) -> str:
+    if options.kernel is not None:
+        return options.kernel
+    return "triton-split" if device.type == "cuda" else "torch"
 
 
 def _drafter_name(options: Options) -> str:
@@ -103,13 +112,19 @@ def _budget(options: Options) -> int:
 
 def _context(options: Options, model: Model) -> int:
     """Prompt and answer together; the last step's tree needs positions past them."""
-    most = model.config.max_positions - _budget(options) - 1
-    if options.context is not None and options.context > most:
-        raise OptionError(
-            f"context is {options.context}; {options.model} has {model.config.max_positions} "
-            f"positions, of which a tree needs {_budget(options) + 1}: ask for at most {most}"
-        )
-    return options.context or most
+    tree = _budget(options) + 1
+    bounds = [(model.config.max_positions, f"{options.model} has", "positions")]
+    if options.kv_tokens is not None:
+        rows = -(-options.kv_tokens // options.page_size) * options.page_size
+        bounds.append((rows, "the KV pool has", "tokens"))
+    most, owner, unit = min(bounds)
+    if most - tree < (options.context or 2):
+        what = "a prompt and an answer take at least 2 tokens"
+        remedy = f"ask for at least {tree + 2}"
+        if options.context is not None:
+            what, remedy = f"context is {options.context}", f"ask for at most {most - tree}"
+        raise OptionError(f"{what}; {owner} {most} {unit}, of which a tree needs {tree}: {remedy}")
+    return options.context or most - tree
 
 
 def _pages(options: Options, model: Model) -> int:

@@ -75,6 +75,10 @@ class Options:
              f"chunk is {self.chunk}; it must lie in 1..{MAX_BUDGET}"),
             (replaying or (self.pin is None and self.replay is None and not self.corrupt),
              "pin, replay and corrupt belong to the drafter replay: add --drafter replay"),
+            (self.kv_tokens is None or self.kv_tokens >= 1,
+             f"kv-tokens is {self.kv_tokens}; a pool holds at least 1"),
+            (self.fill_seed is None or 0 <= self.fill_seed < 2**63,
+             f"fill-prompts is {self.fill_seed}; a seed lies in 0..2^63 - 1"),
             (self.pin is None or self.pin - 1 <= self.budget,
              f"pin is {self.pin} and the budget {self.budget}; to commit {self.pin} tokens a step "
              "takes as many drafted nodes less one"),

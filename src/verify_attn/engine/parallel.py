@@ -11,6 +11,7 @@ their share, and two sums a layer bring the shares together::
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -99,21 +100,40 @@ def join(device_type: str, timeout_s: float = TIMEOUT_S) -> Group | None:
 
     NCCL on ``cuda``, where each rank takes the GPU of its LOCAL_RANK; gloo on ``cpu``.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = _variable("WORLD_SIZE", 1)
     if world == 1:
         return None
-    rank = int(os.environ["RANK"])
+    rank = _variable("RANK", None)
     if device_type == "cuda":
-        local, there = int(os.environ.get("LOCAL_RANK", rank)), torch.cuda.device_count()
+        local, there = _variable("LOCAL_RANK", rank), torch.cuda.device_count()
         if local >= there:
             raise ParallelError(
                 f"rank {rank} is to take GPU {local}, there are {there}: start at most that many"
             )
         torch.cuda.set_device(local)
     backend = "nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    control = dist.new_group(backend="gloo", timeout=_IDLE)
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        control = dist.new_group(backend="gloo", timeout=_IDLE)
+    except (RuntimeError, ValueError) as error:
+        raise ParallelError(
+            f"rank {rank} of {world} cannot meet the others ({error}); start all of them with "
+            "torchrun"
+        ) from error
     return Group(rank, world, timeout_s, dist.group.WORLD, control)
+
+
+def _variable(name: str, otherwise: int | None) -> int:
+    """What torchrun set; other launchers set some of it too."""
+    given = os.environ.get(name)
+    if given is None and otherwise is not None:
+        return otherwise
+    if given is None or not (given.isascii() and given.isdigit()):
+        raise ParallelError(
+            f"the environment has {name}={given}, which torchrun sets to a number for each of "
+            "several ranks: start with torchrun, or unset WORLD_SIZE for one rank"
+        )
+    return int(given)
 
 
 class ParallelRunner:
@@ -156,9 +176,10 @@ class ParallelRunner:
         """Nothing is captured with several ranks."""
 
     def close(self) -> None:
-        """Let the others end, then leave the group."""
-        self.group.send(("close",))
-        self.group.gather("closed")
+        """Let the others end, then leave the group; those that ended already need no word."""
+        with contextlib.suppress(ParallelError):
+            self.group.send(("close",))
+            self.group.gather("closed")
         self.local.close()
         self.group.close()
 
