@@ -48,6 +48,7 @@ def create_app(
     ``health_limit_s``  how long ``/health_generate`` waits for its token
     """
     app = FastAPI(title="verify-attn serve", version=__version__, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False  # a wrong path is told so, in the one form
     errors.install(app)
     app.add_middleware(BodyLimit, most_bytes=most_body_bytes)
     if api_key is not None:

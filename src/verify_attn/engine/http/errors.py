@@ -87,6 +87,11 @@ def install(app: FastAPI) -> None:
             message = f"there is no route {request.url.path[:_SHOWN_CHARS]}; see /openapi.json"
         elif error.status_code == 405:
             message = f"{request.url.path[:_SHOWN_CHARS]} does not take {request.method}"
+        elif error.status_code == 400:  # the framework's word for JSON that Python cannot hold
+            message = (
+                f"{message}: JSON must be UTF-8, its values nested less than about 1,000 deep and "
+                "its whole numbers under 4,300 digits"
+            )
         return ApiError(error.status_code, message, headers=error.headers).response()
 
     @app.exception_handler(Exception)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from verify_attn.engine.http.answers import Answer
-from verify_attn.engine.http.errors import ApiError, Json, error_body
+from verify_attn.engine.http.errors import ApiError, Json
 from verify_attn.engine.http.handle import Handle
 from verify_attn.engine.job import Delta
 
@@ -78,12 +78,17 @@ class Generation(Response):
         self._handle = handle
         self._deltas = deltas
         self._answer = answer
+        self._started = False  # is a stream's head out?
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._answer.request.stream
         work = self._stream(send) if stream else self._whole(scope, receive, send)
         try:
             await while_connected(receive, work)
+        except asyncio.CancelledError:  # this server ends
+            if self._deltas.ended:
+                raise
+            await self._end_with(ApiError(503, "the server stops"), scope, receive, send)
         finally:
             if not self._deltas.ended:
                 self._handle.cancel(self._answer.name)
@@ -96,18 +101,18 @@ class Generation(Response):
         await Json(self._answer.whole())(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        started = False
         answer = self._answer
         async for delta in self._deltas:
-            opening = None if started else answer.opening()
+            opening = None if self._started else answer.opening()
             answer.take(delta)
             if _failed(delta):
-                if not started:
-                    raise ApiError(500, _why(delta))
-                await _send(send, event(error_body(500, _why(delta))))
+                failure = ApiError(500, _why(delta))
+                if not self._started:
+                    raise failure
+                await _send(send, event(failure.body))
                 break
-            if not started:
-                started = True
+            if not self._started:
+                self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if opening is not None:
                 await _send(send, event(opening))
@@ -117,6 +122,14 @@ class Generation(Response):
             if last is not None:
                 await _send(send, event(last))
         await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+    async def _end_with(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Before the answer is whole: a status of its own if nothing is out, else an event."""
+        if not self._started:
+            await error.response()(scope, receive, send)
+            return
+        last = event(error.body) + _DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
