@@ -194,7 +194,7 @@ def test_filled_prompts_are_not_computed(scheduler):
     engine = scheduler(fill_seed=3, prefix_cache=False)
     one = submit(engine, "a", [1] * 50, 8).all()
     other = submit(engine, "b", [2] * 49 + [1], 8).all()
-    assert one[0].cached_tokens == 49
+    assert (one[0].filled_tokens, one[0].cached_tokens) == (49, 0)
     # The prompt's content is the seed's: only the last token and the length are the prompt's.
     assert [t for d in one for t in d.tokens] == [t for d in other for t in d.tokens]
 
