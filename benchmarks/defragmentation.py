@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from verify_attn.engine.build import open_engine
@@ -26,6 +27,8 @@ from verify_attn.engine.http.metrics import Metrics
 from verify_attn.engine.memory import row_bytes
 from verify_attn.engine.options import Options
 from verify_attn.engine.sampling import Sampling
+from verify_attn.engine.step import Moves
+from verify_attn.environment import gpus
 from verify_attn.paging import runs
 from verify_attn.record import new_record, write_record
 
@@ -77,6 +80,7 @@ def cell(model: str, kernel: str, page_size: int, tokens: int) -> dict[str, Any]
     median = {when: statistics.median(metrics[f"step_ms_{when}"]) for when in ("before", "after")}
     metrics["median_ms_before"], metrics["median_ms_after"] = median["before"], median["after"]
     metrics["before_to_after"] = median["before"] / median["after"]
+    metrics["clocks_mhz"] = [[gpu.sm_clock_mhz, gpu.memory_clock_mhz] for gpu in gpus()]
     engine.close()
     return {
         "id": f"{kernel},page={page_size},ctx={tokens}",
@@ -126,6 +130,9 @@ def steps_ms(decoder: Decoder, request: Running) -> list[float]:
 
 def compact(decoder: Decoder) -> dict[str, Any]:
     """The whole pool at once: planning on the host, moving on the device."""
+    itself = np.zeros(1, dtype=np.int64)
+    decoder.move([Moves(itself, itself)])  # what moves rows is compiled before it is timed
+    wait(decoder)
     start = time.perf_counter()
     moves = decoder.cache.compact(None)
     planned = time.perf_counter()

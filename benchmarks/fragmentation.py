@@ -4,8 +4,9 @@
 
 One request, 8 heads (Kimi K2.6 on 8 GPUs), bf16, a random tree of 32 nodes.  The same rows lie in
 contiguous pages, in pages from a FIFO allocator that a busy server has aged, and in pages without
-any order, which is the worst that ageing can come to.  Layouts and kernels take turns within each
-round, the L2 flushed before each call, so that a ratio is one of calls made next to each other.
+any order, which is the worst that ageing can come to.  Layouts take turns within each round, in an
+order drawn anew, the L2 flushed before each call, so that a ratio is one of calls made next to each
+other.  Kernels do not take turns: a call right after a far longer one would be timed differently.
 Then the moves: the rows of an accepted path, and all of a scattered request, over 61 layers.
 A kernel or a move that is wrong is not timed.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import statistics
 import sys
 import time
@@ -30,6 +32,7 @@ from verify_attn.conformance.trial import Trial
 from verify_attn.defrag import plan_compaction, tables_after
 from verify_attn.engine.rows import move_plainly, move_rows, rows_of
 from verify_attn.engine.step import Moves
+from verify_attn.environment import gpus
 from verify_attn.generate import Case
 from verify_attn.kernels.base import VerifyKernel
 from verify_attn.paging import FifoAllocator, PageIds, churn, runs
@@ -149,7 +152,7 @@ def interval(values: list[float]) -> Interval:
 def time_layouts(
     kernels: Mapping[str, VerifyKernel], case: Case, device: torch.device, timer: Timer
 ) -> list[dict[str, Any]]:
-    """One page size and context: every kernel in every layout, in turn."""
+    """One page size and context: every kernel in every layout."""
     context, page_size = case.tokens, case.page_size
     calls: dict[tuple[str, str], Callable[[], None]] = {}
     layouts: dict[str, PageIds] = {}
@@ -163,11 +166,14 @@ def time_layouts(
             trial.compare(trial.run(batch), trial.reference, batch, what)
             calls[name, layout] = prepared(kernel, batch)
     times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    for round_number in range(WARM_UP + ROUNDS):
-        for key, call in calls.items():
-            elapsed = timer(call)
-            if round_number >= WARM_UP:
-                times[key].append(elapsed)
+    draw = random.Random(0)
+    for name in kernels:
+        for round_number in range(WARM_UP + ROUNDS):
+            for layout in draw.sample(list(layouts), len(layouts)):
+                elapsed = timer(calls[name, layout])
+                if round_number >= WARM_UP:
+                    times[name, layout].append(elapsed)
+    clocks = [[gpu.sm_clock_mhz, gpu.memory_clock_mhz] for gpu in gpus()]
     cases = []
     for (name, layout), measured in times.items():
         base = times[name, "contiguous"]
@@ -179,7 +185,8 @@ def time_layouts(
                            "context": context, "nodes": NODES, "heads": 8, "dtype": case.dtype},
             "status": "pass", "reason": None,
             "metrics": {"runs": runs(layouts[layout]), "rounds": len(measured),
-                        **found.metrics("ms"), **ratio.metrics("ratio_to_contiguous")},
+                        "clocks_mhz": clocks, **found.metrics("ms"),
+                        **ratio.metrics("ratio_to_contiguous")},
         })  # fmt: skip
         print(
             f"{name:>14} page {page_size:>2} {context:>7} tokens {layout:>10} "
