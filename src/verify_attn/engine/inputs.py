@@ -121,7 +121,9 @@ class Inputs:
 
     def _staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         pinned = self._buffer.device.type == "cuda"
-        return torch.zeros(*shape, dtype=dtype, pin_memory=pinned)
+        staging = torch.empty(*shape, dtype=dtype, pin_memory=pinned)
+        staging.numpy().fill(0)  # torch would wake its threads for a long table, which takes longer
+        return staging
 
 
 def pages_of(part: Part, page_size: int) -> int:

@@ -102,8 +102,11 @@ class Generation(Response):
 
     async def _stream(self, send: Send) -> None:
         answer = self._answer
+        opening = answer.opening()
+        # Written before the first delta: a long prompt's ids take tens of milliseconds, in which
+        # the engine's thread, decoding by then, could not run.
+        first = b"" if opening is None else event(opening)
         async for delta in self._deltas:
-            opening = None if self._started else answer.opening()
             answer.take(delta)
             if _failed(delta):
                 failure = ApiError(500, _why(delta))
@@ -114,8 +117,8 @@ class Generation(Response):
             if not self._started:
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            if opening is not None:
-                await _send(send, event(opening))
+                if first:
+                    await _send(send, first)
             await _send(send, event(answer.event(delta)))
         else:
             last = answer.last_event()
