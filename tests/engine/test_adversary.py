@@ -27,7 +27,7 @@ from verify_attn.engine.http.answers import CompletionAnswer
 from verify_attn.engine.http.metrics import PREFIX, Metrics
 from verify_attn.engine.http.schemas import Completion
 from verify_attn.engine.http.stream import Deltas, Generation
-from verify_attn.engine.job import Delta, Job
+from verify_attn.engine.job import Delta, Job, QueueFullError
 from verify_attn.engine.parallel import ParallelError, join
 from verify_attn.engine.sampling import LogitsError, Sampling, probabilities, sample
 from verify_attn.engine.scheduler import Limits, Scheduler
@@ -148,6 +148,7 @@ def test_all_are_told_of_a_death_though_one_does_not_listen(capfd):
     assert (broken.last().finish, fine.last().finish) == ("error", "error")
     one.close()
     assert one.metrics.registry.get_sample_value(*counted("error")) == 2
+    assert one.metrics.registry.get_sample_value(PREFIX + "num_requests_running") == 0
     assert "InjectedOutOfMemoryError" in capfd.readouterr().err
 
 
@@ -174,6 +175,18 @@ def test_what_never_fits_is_counted_as_failed():
     one = engine()
     assert submit(one, "a", 250, Heard()).last().finish == "error"
     assert one.metrics.registry.get_sample_value(*counted("error")) == 1
+    one.close()
+
+
+def test_a_burst_on_an_idle_engine_is_no_crowd():
+    one = Scheduler(
+        decoder_of(NgramDrafter(), 3, tokens=200), Limits(100, running=3, waiting=2), Metrics()
+    )
+    heard = [submit(one, str(i), 5, Heard()) for i in range(5)]  # before its thread looks
+    with pytest.raises(QueueFullError, match="5 requests wait"):
+        submit(one, "one too many", 5, Heard())
+    one.start()
+    assert [h.last().finish for h in heard] == ["length"] * 5
     one.close()
 
 

@@ -134,7 +134,9 @@ class Scheduler:
         with self._lock:
             if self._dead is not None:
                 raise RefusedError(f"the engine is dead: {self._dead}")
-            if len(self._waiting) >= self.limits.waiting:
+            # Those that the next loop can admit do not wait: a burst on an idle engine is no crowd.
+            seats = max(self.limits.running - len(self._admitted), 0)
+            if len(self._waiting) >= self.limits.waiting + seats:
                 raise QueueFullError(
                     f"{len(self._waiting)} requests wait already, and no more may; try again later"
                 )
@@ -344,3 +346,4 @@ class Scheduler:
             self.metrics.finished("error", len(job.tokens), 0)
             self._tell(job, Delta(finish="error", error=f"the engine died: {why}"))
         self._admitted.clear()
+        self.metrics.state(0, 0, None)
