@@ -10,20 +10,18 @@ import secrets
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from verify_attn.engine.decode import Decoder, Running
 from verify_attn.engine.faults import Faults
 from verify_attn.engine.http.metrics import Metrics
+from verify_attn.engine.inbox import Inbox
 from verify_attn.engine.job import (
     ContextOverflowError,
     Delta,
     FinishReason,
     Job,
-    QueueFullError,
     RefusedError,
     Speculation,
 )
@@ -83,13 +81,8 @@ class Scheduler:
         self.notes = tuple(notes)
         self.about = {**(about or {}), "notes": list(self.notes)}
         self._faults = faults or Faults()
-        self._lock = threading.Condition()
-        self._waiting: deque[Job] = deque()
+        self._inbox = Inbox(limits.waiting, limits.running)
         self._admitted: list[_Admitted] = []
-        self._cancelled: set[str] = set()
-        self._calls: list[tuple[Callable[[], int], Future[int]]] = []
-        self._dead: str | None = None
-        self._stopping = False
         self._loops = 0
         self._compact_at = COMPACT_EVERY
         self._reported_s = 0.0
@@ -103,9 +96,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Let the thread end, jobs that run be told so, and the pool go."""
-        with self._lock:
-            self._stopping = True
-            self._lock.notify()
+        self._inbox.stop()
         self._faults.end()
         if self._thread.is_alive():
             self._thread.join()
@@ -131,23 +122,11 @@ class Scheduler:
                 f"({len(job.tokens)} in the prompt, {job.most_tokens} to generate). Shorten the "
                 "prompt or lower max_tokens."
             )
-        with self._lock:
-            if self._dead is not None:
-                raise RefusedError(f"the engine is dead: {self._dead}")
-            # Those that the next loop can admit do not wait: a burst on an idle engine is no crowd.
-            seats = max(self.limits.running - len(self._admitted), 0)
-            if len(self._waiting) >= self.limits.waiting + seats:
-                raise QueueFullError(
-                    f"{len(self._waiting)} requests wait already, and no more may; try again later"
-                )
-            self._waiting.append(job)
-            self._lock.notify()
+        self._inbox.submit(job)
 
     def cancel(self, name: str) -> None:
         """Drop the job of that name, wherever it is; its pages are free at the next loop."""
-        with self._lock:
-            self._cancelled.add(name)
-            self._lock.notify()
+        self._inbox.cancel(name)
 
     def flush(self) -> int:
         """Empty the prefix cache; returns the pages freed."""
@@ -155,23 +134,17 @@ class Scheduler:
 
     def call(self, work: Callable[[], int]) -> int:
         """Run ``work`` in the engine's thread between two steps; raises `RefusedError` if dead."""
-        done: Future[int] = Future()
-        with self._lock:
-            if self._dead is not None or self._stopping:
-                raise RefusedError(f"the engine is dead: {self._dead or 'it was stopped'}")
-            self._calls.append((work, done))
-            self._lock.notify()
-        return done.result()
+        return self._inbox.call(work)
 
     def alive(self) -> str | None:
         """None, or why the engine does not answer any more."""
-        return self._dead
+        return self._inbox.dead
 
     # -- the engine's thread -------------------------------------------------------------------
 
     def _loop(self) -> None:
         try:
-            while self._wait():
+            while self._inbox.wait(busy=bool(self._admitted)):
                 self._take_in()
                 self._prefill()
                 self._step()
@@ -183,41 +156,27 @@ class Scheduler:
         else:
             self._die("it was stopped")
 
-    def _wait(self) -> bool:
-        """Sleep until there is work; False: stop."""
-        with self._lock:
-            while not (
-                self._stopping or self._waiting or self._admitted or self._calls or self._cancelled
-            ):
-                self._lock.wait()
-            return not self._stopping
-
     def _take_in(self) -> None:
         """Calls, cancellations, and as many waiting jobs as fit, in the order they came."""
-        with self._lock:
-            calls, self._calls = self._calls, []
-            cancelled, self._cancelled = self._cancelled, set()
-            dropped = [job for job in self._waiting if job.name in cancelled]
-            for job in dropped:
-                self._waiting.remove(job)
-        for work, done in calls:
+        taken = self._inbox.take()
+        for work, done in taken.calls:
             try:
                 done.set_result(work())
             except Exception as error:
                 done.set_exception(error)
-        for job in dropped:
+        for job in taken.dropped:
             self.metrics.finished("cancelled", len(job.tokens), 0)
             self._tell(job, Delta(finish="cancelled"))
-        for one in [one for one in self._admitted if one.job.name in cancelled]:
+        for one in [one for one in self._admitted if one.job.name in taken.cancelled]:
             self._finish(one, "cancelled")
         while len(self._admitted) < self.limits.running and self._admit_next():
             pass
+        self._inbox.seats = self.limits.running - len(self._admitted)
 
     def _admit_next(self) -> bool:
-        with self._lock:
-            if not self._waiting:
-                return False
-            job = self._waiting[0]
+        job = self._inbox.first()
+        if job is None:
+            return False
         # The tree of the last step may reach past the last token.
         most = len(job.tokens) + job.most_tokens + self.decoder.budget + 1
         try:
@@ -228,8 +187,7 @@ class Scheduler:
             held = None
             self.metrics.finished("error", len(job.tokens), 0)
             self._tell(job, Delta(finish="error", error=str(error)))
-        with self._lock:
-            self._waiting.popleft()
+        self._inbox.pop()
         if held is None:
             return True
         self._keys += 1
@@ -331,17 +289,11 @@ class Scheduler:
         if self._admitted and now - self._reported_s < REPORT_EVERY_S:
             return
         self._reported_s = now
-        with self._lock:
-            waiting = len(self._waiting)
-        self.metrics.state(len(self._admitted), waiting, self.decoder.cache.measure())
+        measures = self.decoder.cache.measure()
+        self.metrics.state(len(self._admitted), len(self._inbox), measures)
 
     def _die(self, why: str) -> None:
-        with self._lock:
-            self._dead = why
-            waiting, self._waiting = list(self._waiting), deque()
-            calls, self._calls = self._calls, []
-        for _, done in calls:
-            done.set_exception(RefusedError(f"the engine is dead: {why}"))
+        waiting = self._inbox.die(why)
         for job in [*(one.job for one in self._admitted), *waiting]:
             self.metrics.finished("error", len(job.tokens), 0)
             self._tell(job, Delta(finish="error", error=f"the engine died: {why}"))
