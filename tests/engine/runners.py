@@ -41,18 +41,16 @@ def one_thread() -> Iterator[None]:
 
 
 @cache
-def model(config: ModelConfig = DENSE, device: str = "cpu") -> Model:
-    """Random, float32, the same on every device."""
-    weights = random_weights(config, 5, CPU, torch.float32)
-    return Model(config, {name: weight.to(device) for name, weight in weights.items()})
+def model(config: ModelConfig = DENSE) -> Model:
+    """Random, float32, on the CPU."""
+    return Model(config, random_weights(config, 5, CPU, torch.float32))
 
 
 def runner(config: ModelConfig = DENSE, **options) -> LocalRunner:
     """Over a pool of 600 tokens, with the ``torch`` kernel unless told otherwise."""
     page_size = options.pop("page_size", 4)
     return LocalRunner(
-        model(config, options.pop("device", "cpu")), page_size=page_size,
-        pages=options.pop("pages", 600 // page_size),
+        model(config), page_size=page_size, pages=options.pop("pages", 600 // page_size),
         kernel=options.pop("kernel", None) or load("torch"), taps=TAPS,
         graphs=options.pop("graphs", False), **options,
     )  # fmt: skip
