@@ -36,19 +36,21 @@ class PageAllocator(Protocol):
 
 
 class _Allocator:
-    """The bookkeeping all allocators share: which pages are out."""
+    """The bookkeeping all allocators share: which pages are out.  Arrays: pools have 10^6 pages."""
 
     def __init__(self, pages: int, first_page: int = 0) -> None:
-        self._range = range(first_page, first_page + pages)
-        self._out: set[int] = set()
+        self._first = first_page
+        self._free = np.ones(pages, dtype=np.bool_)
+        self._free_pages = pages
 
     @property
     def free_pages(self) -> int:
-        return len(self._range) - len(self._out)
+        return self._free_pages
 
-    def _take(self, pages: list[int]) -> PageIds:
-        self._out.update(pages)
-        return np.array(pages, dtype=np.int32)
+    def _take(self, pages: npt.NDArray[np.integer]) -> PageIds:
+        self._free[pages - self._first] = False
+        self._free_pages -= len(pages)
+        return pages.astype(np.int32)
 
     def _require(self, count: int) -> None:
         if count < 0:
@@ -56,15 +58,29 @@ class _Allocator:
         if count > self.free_pages:
             raise OutOfPagesError(f"{count} pages asked for, {self.free_pages} are free")
 
-    def _give_back(self, pages: Iterable[int]) -> list[int]:
-        returned = [int(page) for page in pages]
-        freed: set[int] = set()
-        for page in returned:
-            if page not in self._out or page in freed:
-                raise ValueError(f"page {page} is freed but not allocated; free each page once")
-            freed.add(page)
-        self._out -= freed  # all of them or, after an error, none
-        return returned
+    def _give_back(self, pages: Iterable[int]) -> PageIds:
+        """All of them or, with an error, none."""
+        listed = pages if isinstance(pages, np.ndarray) else list(pages)
+        returned = np.asarray(listed, dtype=np.int64)
+        where = returned - self._first
+        known = bool(((where >= 0) & (where < len(self._free))).all())
+        if not known or self._free[where].any():
+            raise self._not_out(returned)
+        self._free[where] = True
+        if np.count_nonzero(self._free) != self._free_pages + len(where):  # a page came twice
+            self._free[where] = False
+            raise self._not_out(returned)
+        self._free_pages += len(where)
+        return returned.astype(np.int32)
+
+    def _not_out(self, pages: npt.NDArray[np.int64]) -> ValueError:
+        """Names the first page that was not allocated, or not any more."""
+        out = {int(page) + self._first for page in np.flatnonzero(~self._free)}
+        for page in pages.tolist():
+            if page not in out:
+                break
+            out.remove(page)
+        return ValueError(f"page {page} is freed but not allocated; free each page once")
 
 
 class FifoAllocator(_Allocator):
@@ -77,32 +93,33 @@ class FifoAllocator(_Allocator):
 
     def __init__(self, pages: int, first_page: int = 0) -> None:
         super().__init__(pages, first_page)
-        self._queue = deque(self._range)
+        self._queue = deque([np.arange(first_page, first_page + pages, dtype=np.int32)])
 
     def allocate(self, count: int) -> PageIds:
         self._require(count)
-        return self._take([self._queue.popleft() for _ in range(count)])
+        taken = [np.empty(0, dtype=np.int32)]
+        while count:
+            pages = self._queue.popleft()
+            if len(pages) > count:
+                self._queue.appendleft(pages[count:])
+                pages = pages[:count]
+            taken.append(pages)
+            count -= len(pages)
+        return self._take(np.concatenate(taken))
 
     def free(self, pages: Iterable[int]) -> None:
-        self._queue.extend(self._give_back(pages))
+        self._queue.append(self._give_back(pages))
 
 
 class SortedAllocator(_Allocator):
     """Always the lowest free pages: scattered still, but ascending."""
 
-    def __init__(self, pages: int, first_page: int = 0) -> None:
-        super().__init__(pages, first_page)
-        self._free = np.ones(pages, dtype=np.bool_)
-
     def allocate(self, count: int) -> PageIds:
         self._require(count)
-        chosen = np.flatnonzero(self._free)[:count]
-        self._free[chosen] = False
-        return self._take((chosen + self._range.start).tolist())
+        return self._take(np.flatnonzero(self._free)[:count] + self._first)
 
     def free(self, pages: Iterable[int]) -> None:
-        for page in self._give_back(pages):
-            self._free[page - self._range.start] = True
+        self._give_back(pages)
 
 
 class ContiguousAllocator(SortedAllocator):
@@ -113,9 +130,7 @@ class ContiguousAllocator(SortedAllocator):
         start = first_run(self._free, count)
         if start is None:
             return super().allocate(count)
-        self._free[start : start + count] = False
-        first = start + self._range.start
-        return self._take(list(range(first, first + count)))
+        return self._take(np.arange(start, start + count) + self._first)
 
 
 ALLOCATORS: dict[str, Callable[[int], PageAllocator]] = {
