@@ -14,18 +14,16 @@ A kernel or a move that is wrong is not timed.
 from __future__ import annotations
 
 import argparse
-import math
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.intervals import interval
 from benchmarks.kernel_times import FLUSH_BYTES, usable
 
 from verify_attn.conformance.trial import Trial
@@ -47,7 +45,6 @@ ROUNDS, WARM_UP = 20, 3
 CHURN_STEPS = 500  # requests that came and went before; about as many runs come of it, and more
 LAYERS, POOL_TOKENS, WIDTH = 61, 200_000, 576
 ACCEPTED = (0, 3, 9, 17, 30)  # a typical path: four rows move
-CONFIDENCE = 0.95
 
 
 def main() -> int:
@@ -118,35 +115,6 @@ def in_pages(batch: VerifyBatch, table: PageIds) -> VerifyBatch:
     page_table = batch.page_table.clone()
     page_table[0, : len(table)] = new
     return batch.with_fields(kv_pool=pool, page_table=page_table)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A median of times or ratios, and between which of them it lies with 95 % confidence."""
-
-    median: float
-    low: float
-    high: float
-
-    def metrics(self, name: str) -> dict[str, float]:
-        """As fields of a record."""
-        return {f"{name}_median": self.median, f"{name}_low": self.low, f"{name}_high": self.high}
-
-
-def interval(values: list[float]) -> Interval:
-    """The interval between order statistics, which holds whatever the distribution is.
-
-    Of fewer than 6 values none is that sure: then it is from the lowest to the highest.
-    """
-    ordered, n = sorted(values), len(values)
-    cut, outside = 0, 0.0
-    while True:  # how many may be left off at each end
-        outside += math.comb(n, cut) / 2**n
-        if 2 * outside > 1 - CONFIDENCE:
-            break
-        cut += 1
-    low = max(cut - 1, 0)
-    return Interval(statistics.median(ordered), ordered[low], ordered[n - 1 - low])
 
 
 def time_layouts(
