@@ -1,4 +1,4 @@
-"""A live server's floors: ``pytest tests/e2e --verify-attn-server URL``; the package's without URL."""
+"""A live server's floors: ``pytest tests/e2e --verify-attn-server URL``; without it, our own."""
 
 import pytest
 
