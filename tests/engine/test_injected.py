@@ -47,8 +47,8 @@ def test_nothing_injected_is_nothing_found(tmp_path: Path):
 
 def test_a_step_time_that_grows(tmp_path: Path):
     code, record, output = sweep(
-        tmp_path, [*PINNED, "--inject", "step-time=40"], "--contexts", "256,2k,8k",
-        "--max-tokens", "100",
+        tmp_path, [*PINNED, "--inject", "step-time=20"], "--contexts", "256,2k,8k",
+        "--max-tokens", "60",
     )  # fmt: skip
     assert "step-time-linear-in-context" in causes(record), output
     assert code == 3

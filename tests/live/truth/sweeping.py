@@ -105,8 +105,10 @@ def _errors(swept: Swept, scenario: Scenario) -> Errors:
             errors.rate.append(m.decode_tok_s / true - 1)
         committed = trial.committed_per_step
         if not isinstance(committed, Absent) and len(log.steps) > 3:
-            # The end of the answer may cut the last step.
-            true = statistics.fmean(step.committed for step in log.steps[1:-1])
+            # The end of the answer may cut the last step: counters have it as it was, events are
+            # not told from a whole one.
+            steps = log.steps[1:] if counted(trial) else log.steps[1:-1]
+            true = statistics.fmean(step.committed for step in steps)
             kept = errors.committed if exactly(trial) else errors.inferred
             kept.append(committed / true - 1)
     return errors
@@ -118,13 +120,20 @@ def pairs(swept: Swept) -> Iterator[tuple[Trial, RequestLog]]:
     return zip(swept.trials, measured, strict=False)
 
 
+def counted(trial: Trial) -> bool:
+    """Is the figure a count of the server's own?"""
+    said = trial.acceptance
+    return (
+        isinstance(said, Acceptance)
+        and said.committed_per_step is not None
+        and said.scope in ("request", "interval")
+    )
+
+
 def exactly(trial: Trial) -> bool:
     """Does the answer or a counter of the server say what each step committed?"""
-    if isinstance(trial.acceptance, Acceptance):
-        said = trial.acceptance.committed_per_step is not None
-        if said and trial.acceptance.scope in ("request", "interval"):
-            return True
-    return trial.measurement.timeline.exact and trial.measurement.steps.kind == "events"
+    seen = trial.measurement
+    return counted(trial) or (seen.timeline.exact and seen.steps.kind == "events")
 
 
 def wrong(named: Named, causes: set[str]) -> str | None:
