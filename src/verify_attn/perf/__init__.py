@@ -1,0 +1,1 @@
+"""How close a verify kernel is to what the hardware allows."""
