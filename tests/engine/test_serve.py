@@ -46,6 +46,7 @@ def hopper(batch, out, lse):
         (["--kernel", "tests.engine.test_serve:only_64"], "declares page sizes"),
         (["--kernel", "tests.engine.test_serve:chains"], "draft trees need a tree mask"),
         (["--kernel", "tests.engine.test_serve:hopper", "--device", "cpu"], "needs a GPU"),
+        (["k2.6-rank", "--drafter", "block"], "trained for tiny, not for k2.6-rank"),
         (["--drafter", "oracle"], "no drafter 'oracle'; there are: block, ngram, replay, none"),
         (["--allocator", "best"], "there are: fifo, sorted, contiguous"),
         (["--dtype", "int4"], "there are: float32"),
@@ -96,6 +97,12 @@ def test_it_answers_on_loopback_alone(url):
     about = httpx.get(f"{url}/server_info").json()
     assert about["kernel"] == "torch"
     assert about["kv_bytes_per_token"] == 5 * 80 * 4
+
+
+def test_a_kernel_that_is_not_ours_is_said_to_be_unchecked():
+    with serving(["tiny", "--kernel", "verify_attn.kernels.torch_kernel:torch_verify"]) as url:
+        notes = httpx.get(f"{url}/server_info").json()["notes"]
+    assert "verify-attn check verify_attn.kernels.torch_kernel:torch_verify" in notes[0]
 
 
 def test_what_was_sampled_comes_again_with_its_seed(url):

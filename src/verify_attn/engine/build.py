@@ -30,6 +30,7 @@ from verify_attn.engine.scheduler import (
 from verify_attn.engine.step import Runner
 from verify_attn.engine.tokenizer import encode
 from verify_attn.kernels.base import KernelError
+from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.kernels.registry import load
 
 RANDOM_RECORD = 4096  # tokens of a record that nobody gave
@@ -46,11 +47,11 @@ def open_engine(options: Options, metrics: Metrics, group: Group | None = None) 
 
     Raises `OptionError`, or what presets, kernels, drafters and runners raise.
     """
+    faults = Faults.parse(options.inject)  # before anything large is loaded
     local = open_runner(options, group)
     model = local.machine.model
     runner: Runner = local if group is None else ParallelRunner(local, group)
     drafter = _drafter(options, model)
-    faults = Faults.parse(options.inject)
     if faults.acceptance is not None:
         drafter = WrongDrafts(drafter, faults.acceptance, model.config.vocabulary)
     cache = Cache(
@@ -152,11 +153,6 @@ def _drafter(options: Options, model: Model) -> Drafter:
             _record(options, model), model.config.vocabulary,
             corrupt=options.corrupt, pin=options.pin,
         )  # fmt: skip
-    if options.model != "tiny":
-        raise OptionError(
-            f"the block drafter was trained for tiny, not for {options.model}; take ngram, replay "
-            "or none"
-        )
     return BlockDrafter(BlockModel(tiny.DRAFTER, tiny.block_weights(model.dtype, model.device)))
 
 
@@ -200,6 +196,13 @@ def _about(
 def _notes(options: Options) -> list[str]:
     """What whoever reads a figure of this server must know."""
     notes = [f"fault on purpose: {text}" for text in options.inject]
+    if options.kernel is not None and options.kernel not in BUILTIN:
+        notes.append(
+            f"kernel {options.kernel} was not checked: `verify-attn check {options.kernel}` says "
+            "whether its answers are the model's"
+        )
+    if _drafter_name(options) == "replay" and options.replay is None:
+        notes.append("the record that is replayed is random tokens: no --replay FILE was given")
     if options.pin is not None:
         notes.append(
             f"not lossless: every step commits {options.pin} tokens of a record, whatever the "

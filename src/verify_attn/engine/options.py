@@ -62,6 +62,9 @@ class Options:
              f"no drafter {self.drafter!r}; there are: {', '.join(DRAFTERS)}"),
             (self.dtype is None or self.dtype in DTYPES,
              f"no dtype {self.dtype!r}; there are: {', '.join(DTYPES)}"),
+            (self.drafter != "block" or self.model == "tiny",
+             f"the block drafter was trained for tiny, not for {self.model}; take ngram, replay or "
+             "none"),
             (0 <= self.budget <= MAX_BUDGET,
              f"budget is {self.budget}; it must lie in 0..{MAX_BUDGET}"),
             (self.page_size >= 1, f"page size is {self.page_size}; it must be at least 1"),
