@@ -73,10 +73,11 @@ def test_death_in_prefill(tmp_path: Path):
 
 
 def test_a_stall(tmp_path: Path):
-    _, record, output = sweep(
+    code, record, output = sweep(
         tmp_path, [*PINNED, "--inject", "stall=60:3"], "--contexts", "256", "--max-tokens", "120"
     )
     assert causes(record) == {"stall"}, output
+    assert code == 3  # no floor says that it may stall
 
 
 def test_acceptance_that_falls(tmp_path: Path):

@@ -26,8 +26,8 @@ NO_PASS = {
 # Causes that make a server slow.  Where one is named and no floor says how slow is allowed, the
 # point is not passed over in silence.
 SLOWS = {
-    "acceptance-falls", "prefill-superlinear", "step-time-grows", "step-time-linear-in-context",
-    "step-time-superlinear",
+    "acceptance-falls", "prefill-superlinear", "stall", "step-time-grows",
+    "step-time-linear-in-context", "step-time-superlinear",
 }  # fmt: skip
 
 
