@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import os
 import signal
@@ -161,9 +162,7 @@ def _bad_key(key: str | None) -> str | None:
 
 
 def _missing() -> str | None:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as wrong:
-        return f"serve needs {wrong.name}, which is not here: pip install 'verify-attn[serve]'"
+    for name in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            return f"serve needs {name}, which is not here: pip install 'verify-attn[serve]'"
     return None
