@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,8 @@ from verify_attn.engine.rows import independent_lists, move_rows, rows_of, stret
 from verify_attn.engine.step import Moves
 from verify_attn.kernels.registry import choose_triton_mode
 
-choose_triton_mode()
-from verify_attn.engine import rows_triton  # noqa: E402  (Triton reads its mode at import)
+choose_triton_mode()  # Triton reads its mode when the module is imported
+rows_triton = importlib.import_module("verify_attn.engine.rows_triton")
 
 LAYERS, PAGES, PAGE_SIZE = 2, 4, 3
 SLOTS = PAGES * PAGE_SIZE

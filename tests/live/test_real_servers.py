@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -158,7 +159,7 @@ class TestTransformersServe:
 
 @pytest.mark.vllm
 class TestVllm:
-    ASKED = {"stream_options": {"include_usage": True}, "return_token_ids": True}  # noqa: RUF012
+    ASKED: ClassVar = {"stream_options": {"include_usage": True}, "return_token_ids": True}
 
     def test_plain_one_event_a_token_and_usage_in_its_own(self, vllm_plain: Server) -> None:
         *events, usage, done = stream(vllm_plain, 64, **self.ASKED)
