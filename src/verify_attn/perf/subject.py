@@ -1,0 +1,170 @@
+"""A kernel on a cell, checked, and the calls that are timed.
+
+No time is taken of a wrong kernel: the answer is held to the reference first, and once more for a
+call that was itself timed, on inputs that the kernel has not seen, so that an answer kept from
+before, or work left out while the clock runs, is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from verify_attn.assemble import Content
+from verify_attn.conformance.trial import NotApplicable, Output, Trial, poisoned_outputs
+from verify_attn.generate import contents
+from verify_attn.kernels.base import VerifyKernel
+from verify_attn.perf.axes import Cell
+from verify_attn.perf.device import Call, Device, Launch, TimerError
+from verify_attn.perf.roofline import Work, work_of
+from verify_attn.problem import VerifyBatch
+from verify_attn.reference import Reference
+
+TIMERS = ("events", "graph", "cupti")
+MOST_COPIES = 64
+WRONG = "the kernel differs from the reference"
+WRONG_TIMED = "the answer of a timed call is wrong (it was right when nobody timed it)"
+
+
+class Shared:
+    """What subjects of one cell have in common: contents and reference, by case."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[list[Content], Reference | None]] = {}
+
+    def lend(self, trial: Trial) -> None:
+        """Give a trial what another one of the same case has made already.
+
+        Raises ``NotApplicable`` before the reference is made, which takes long.
+        """
+        key = trial.case.to_json()
+        if key not in self._made:
+            self._made[key] = contents(trial.case, trial.device), None
+        made, reference = self._made[key]
+        trial.__dict__["contents"] = made
+        _ = trial.batch
+        if reference is None:
+            self._made[key] = made, trial.reference
+        else:
+            trial.__dict__["reference"] = reference
+
+
+def own_cell(kernel: VerifyKernel, cell: Cell) -> Cell:
+    """The cell, or for kernels of chains alone a chain of the same size."""
+    return cell if kernel.capabilities.tree_mask else cell.changed(tree="chain")
+
+
+class Subject:
+    """Made only of a kernel whose answer is right on the cell.
+
+    Raises ``NotApplicable`` (a cell that it does not declare, or that does not fit here) and
+    ``CheckFailed``.  ``calls`` by part: ``run``, ``prepare_run``, ``graph``, ``cupti``; ``absent``
+    says why a part that was asked for is missing.
+    """
+
+    def __init__(
+        self,
+        kernel: VerifyKernel,
+        cell: Cell,
+        device: Device,
+        shared: Shared,
+        timers: tuple[str, ...] = ("events", "graph"),
+    ) -> None:
+        self.kernel, self.cell, self.device = kernel, cell, device
+        self.name = f"{kernel.name} | {cell.id}"
+        self.case = cell.case()
+        self.work: Work = work_of(self.case)
+        self.trial = Trial(kernel, self.case, device.torch_device)
+        shared.lend(self.trial)
+        self._judge(self.trial.output, self.trial.reference, WRONG)
+        self.plan = self.trial.plan(self.trial.batch)
+        self.trial.prepare(self.trial.batch, self.plan)
+        self.outputs = poisoned_outputs(self.trial.batch)
+        self.turned = 0  # by how many heads q stands turned
+        self.calls: dict[str, Call] = {}
+        self.absent: dict[str, str] = {}
+        self._copies: list[tuple[VerifyBatch, tuple[torch.Tensor, torch.Tensor]]] = []
+        self._make_calls(timers)
+
+    def _make_calls(self, timers: tuple[str, ...]) -> None:
+        run = self._launch(self.trial.batch, self.plan, *self.outputs)
+
+        def prepare_and_run() -> None:
+            self.kernel.prepare(self.trial.batch, self.plan)
+            run()
+
+        makers: dict[str, dict[str, Callable[[], Call]]] = {
+            "events": {
+                "run": lambda: self.device.once(run, f"{self.name} run"),
+                "prepare_run": lambda: self.device.whole(
+                    prepare_and_run, f"{self.name} prepare_run"
+                ),
+            },
+            "graph": {"graph": self._graph},
+            "cupti": {"cupti": lambda: self.device.profiled(run, f"{self.name} cupti")},
+        }
+        for timer in timers:
+            for part, make in makers[timer].items():
+                try:
+                    self.calls[part] = make()
+                except (TimerError, NotApplicable) as reason:
+                    self.absent[part] = str(reason)
+
+    def _launch(self, batch: VerifyBatch, plan: Any, *outputs: torch.Tensor) -> Launch:
+        return lambda: self.kernel.run(batch, plan, *outputs)
+
+    def _graph(self) -> Call:
+        """The run on as many copies as push each other out of the L2, captured together."""
+        if not self.kernel.capabilities.capture:
+            raise TimerError("the kernel does not declare capture")
+        copy_bytes = max(1, self.work.total_bytes)
+        count = min(MOST_COPIES, max(2, 1 + -(-2 * self.device.l2_bytes // copy_bytes)))
+        launches = []
+        for seed in range(1, count + 1):
+            how = self.case.arrangement.changed(seed=self.case.seed + seed)
+            batch = self.trial.arrange(self.trial.contents, how)
+            plan = self.trial.plan(batch)
+            self.trial.prepare(batch, plan)
+            outputs = poisoned_outputs(batch)
+            self._copies.append((batch, outputs))
+            launches.append(self._launch(batch, plan, *outputs))
+        return self.device.replay(launches, copy_bytes, f"{self.name} graph")
+
+    def disturb(self, part: str) -> None:
+        """Before a timed call whose answer will be judged: new q, and outputs that say nothing."""
+        self.turned = 1 if self.cell.heads > 1 else 0
+        for batch, outputs in self._of(part):
+            batch.q.copy_(batch.q.roll(self.turned, 1).clone())
+            for tensor in outputs:
+                tensor.fill_(torch.nan)
+        if part != "graph":
+            self.trial.prepare(self.trial.batch, self.plan)
+
+    def judge(self, part: str) -> None:
+        """After it: raises ``CheckFailed`` if the answer is not that of the new q."""
+        right = _turned(self.trial.reference, self.turned)
+        for batch, (out, lse) in self._of(part):
+            live = batch.offset_list[-1]
+            self._judge(Output(out[:live], lse[:live]), right, WRONG_TIMED)
+            batch.q.copy_(batch.q.roll(-self.turned, 1).clone())
+        if part != "graph":
+            self.trial.prepare(self.trial.batch, self.plan)
+
+    def _of(self, part: str) -> list[tuple[VerifyBatch, tuple[torch.Tensor, torch.Tensor]]]:
+        return self._copies if part == "graph" else [(self.trial.batch, self.outputs)]
+
+    def _judge(self, output: Output, reference: Reference, what: str) -> None:
+        self.trial.compare(output, reference, self.trial.batch, what)
+        if self.kernel.capabilities.lse:
+            self.trial.compare_lse(output, reference, self.trial.batch)
+
+
+def _turned(reference: Reference, by: int) -> Reference:
+    """What is right once q's heads stand turned: all heads see the same rows."""
+    return replace(
+        reference, out=reference.out.roll(by, 1), lse=reference.lse.roll(by, 1),
+        strength=reference.strength.roll(by, 1),
+    )  # fmt: skip
