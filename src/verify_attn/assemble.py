@@ -15,13 +15,17 @@ import torch
 
 from verify_attn.geometry import AttentionGeometry
 from verify_attn.paging import FifoAllocator, churn
-from verify_attn.problem import VerifyBatch
+from verify_attn.problem import FP8_DTYPES, VerifyBatch
 from verify_attn.tree import BoolArray, mask_words, pack_words
 
 LAYOUTS = ("contiguous", "reversed", "shuffled", "churned", "interleaved")
 Q_LAYOUTS = ("contiguous", "strided", "offset")
 POOL_LAYOUTS = ("packed", "row-stride", "page-stride")
 TABLE_LAYOUTS = ("packed", "strided")
+KV_DTYPES = {"": None, "float8_e4m3fn": torch.float8_e4m3fn}
+# Of an fp8 pool.  Rows are some 0.4 a dimension and up to 28: in e4m3 (2^-6 to 448 at full
+# precision) 16 times that.  A power of two, so that what the pool holds is exact in q's dtype too.
+KV_SCALE = 2.0**-4
 WILD_PAGE = 2_147_480_000  # no pool has this page
 SPARE_PAGES = 3
 
@@ -57,6 +61,8 @@ class Arrangement:
     ``tables``        strides of the page table, the tree mask and ``node_kv``
     ``host_copies``   lengths and offsets come on the host too
     ``high_slots``    pages lie past 2^31 elements into the pool
+    ``kv_dtype``      of the pool: an fp8 type, or empty for q's.  With fp8, q holds only numbers
+                      that fp8 holds too, so that a kernel may take its products in it
     ``seed``          of the pages chosen
     """
 
@@ -72,6 +78,7 @@ class Arrangement:
     tables: str = "packed"
     host_copies: bool = True
     high_slots: bool = False
+    kv_dtype: str = ""
     seed: int = 0
 
     def changed(self, **values: Any) -> Self:
@@ -162,7 +169,8 @@ def assemble(
         mask[offsets[request] : offsets[request + 1]] = bits
 
     q = _empty_q(how, geometry, rows, dtype, device)
-    pool = _empty_pool(how, geometry, base, pages, dtype, device)
+    pool_dtype = KV_DTYPES[how.kv_dtype] or dtype
+    pool = _empty_pool(how, geometry, base, pages, pool_dtype, device)
     node_kv = None
     if how.node_kv:
         node_kv = _empty(how, (rows, geometry.qk_dim), torch.nan, dtype, device)
@@ -178,7 +186,7 @@ def assemble(
         if start < len(stored):
             position = torch.arange(start, len(stored), device=device)
             ids = torch.from_numpy(tables[request] + base).to(device)
-            pool[ids[position // how.page_size], position % how.page_size] = stored[start:]
+            _store(pool, ids[position // how.page_size], position % how.page_size, stored[start:])
 
     prefix = np.array(prefix_lens, dtype=np.int32)
     return VerifyBatch(
@@ -192,6 +200,7 @@ def assemble(
         softmax_scale=geometry.softmax_scale,
         max_prefix_len=bounds[0],
         max_nodes=bounds[1],
+        kv_scale=KV_SCALE if how.kv_dtype else 1.0,
         node_kv=node_kv,
         prefix_lens_host=torch.from_numpy(prefix) if how.host_copies else None,
         node_offsets_host=torch.from_numpy(offsets) if how.host_copies else None,
@@ -258,6 +267,22 @@ def _empty_pool(
     else:
         whole = torch.full(shape, torch.nan, dtype=dtype, device=device)
     return whole[:, : how.page_size, : geometry.qk_dim]
+
+
+def _store(
+    pool: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Put rows into the pool; into an fp8 pool as bytes, since not every torch indexes fp8."""
+    if pool.dtype in FP8_DTYPES:
+        values = quantised(values, pool.dtype, KV_SCALE).view(torch.uint8)
+        pool = pool.view(torch.uint8)
+    pool[pages, rows] = values
+
+
+def quantised(values: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """``values / scale`` in fp8, saturating: some versions of torch make NaN of what is larger."""
+    most = torch.finfo(dtype).max
+    return (values.float() / scale).clamp(-most, most).to(dtype)
 
 
 def _high_base(how: Arrangement, geometry: AttentionGeometry) -> int:

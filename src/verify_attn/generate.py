@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from verify_attn.assemble import (
+    KV_DTYPES,
     LAYOUTS,
     POOL_LAYOUTS,
     Q_LAYOUTS,
@@ -58,11 +59,11 @@ class Case(Arrangement):
         for name, allowed in (
             ("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("values", VALUES),
             ("q", Q_LAYOUTS), ("pool", POOL_LAYOUTS), ("tables", TABLE_LAYOUTS),
+            ("kv_dtype", tuple(KV_DTYPES)),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
-                raise CaseError(
-                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}"
-                )
+                shown = ", ".join(each or "empty" for each in allowed)
+                raise CaseError(f"{name} is {getattr(self, name)!r}; it must be one of {shown}")
         for name, least in (
             ("page_size", 1), ("shared_pages", 0), ("tail_rows", 0), ("slack", 0),
             ("node_slack", 0), ("seed", 0),
@@ -103,6 +104,11 @@ class Case(Arrangement):
     def tokens(self) -> int:
         """Prefix tokens of the longest request."""
         return max(prefix_len for prefix_len, _ in self.requests)
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """Of the KV pool: ``kv_dtype``, or q's."""
+        return KV_DTYPES[self.kv_dtype] or DTYPES[self.dtype]
 
     def to_json(self) -> str:
         """One line; fields at their default are left out."""

@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify_attn.assemble import Arrangement, Content, shared_pages
+from verify_attn.assemble import (
+    KV_DTYPES,
+    KV_SCALE,
+    Arrangement,
+    Content,
+    quantised,
+    shared_pages,
+)
 from verify_attn.geometry import AttentionGeometry
 from verify_attn.tree import BoolArray
 
@@ -82,7 +89,8 @@ def make_contents(
     ``kind``: ``planted`` (see above), ``equal`` (q is 0, so all logits are), ``large`` (scaled
     logits up to about 1e3), ``dominant`` (one key a request holds nearly all the weight), ``low``
     (all logits lie far below 0).
-    Requests that share pages share the rows in them.
+    Requests that share pages share the rows in them.  For an fp8 pool the numbers are rounded to
+    what it holds, and q's to what fp8 holds unscaled; they stay in ``dtype``.
     """
     seed, page_size = arrangement.seed, arrangement.page_size
     rng = np.random.default_rng([seed, 1])
@@ -115,6 +123,9 @@ def make_contents(
             raised = math.copysign(1.0, lift) * raise_by
             rows[keys, latent:] += raised - _along(rows[keys, latent:], direction)
         q, rows = q.to(dtype), rows.to(dtype)
+        if fp8 := KV_DTYPES[arrangement.kv_dtype]:
+            q = quantised(q, fp8, 1.0).to(dtype)
+            rows = (quantised(rows, fp8, KV_SCALE).float() * KV_SCALE).to(dtype)
         if request and shared[request]:
             rows[: shared[request]] = made[0].prefix[: shared[request]]
         made.append(Content(q, rows[:prefix], rows[prefix:], visible[request]))

@@ -24,38 +24,78 @@ floor would pass an all-zero answer.  A row that may attend to nothing must be e
 The LSE is float32 throughout and may differ by ``e * (64 + (4 + D / 16) S + 2 |lse| +
 3 sqrt(n))``.
 
+A kernel may declare that it takes products in fp8 (`Capabilities.products`).  Then, for it alone,
+the same terms take what that costs: u of the weights is fp8's (2^-4 for e4m3); and the tensor
+cores of Hopper, which add 32 such products at a time, keep 14 bits of the sum (DeepSeek-V3's
+report, arXiv 2412.19437, 3.3.2 and 3.5.2), so e = 2^-13 and D / 32 steps in a logit and in the sum
+of weighted values, but not in exp2 and the merge.  Rounding q to fp8 costs nothing: cases with an
+fp8 pool hold such q as fp8 holds.
+
 Where two runs of kernels are compared, each may be off by the bound, so they may differ by twice.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from verify_attn.reference import Reference
 
-ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+ROUNDOFF = {
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float8_e4m3fn: 2.0**-4,
+}
 ACCUMULATOR = 2.0**-24
 
 
-def out_bound(reference: Reference, dtype: torch.dtype) -> torch.Tensor:
-    """[N', H, D_c] float64: the largest allowed difference of ``out`` in that dtype."""
+@dataclass(frozen=True)
+class _Sums:
+    """Of products on tensor cores: the accumulator's roundoff, and dims added in one step."""
+
+    roundoff: float = ACCUMULATOR
+    step: int = 16
+
+
+_SUMS = {torch.float8_e4m3fn: _Sums(2.0**-13, 32)}
+
+
+def out_bound(
+    reference: Reference, dtype: torch.dtype, products: torch.dtype | None = None
+) -> torch.Tensor:
+    """[N', H, D_c] float64: the largest allowed difference of ``out`` in that dtype.
+
+    ``products``: the kernel's declaration, where it takes them in a narrower dtype.
+    """
     out = reference.out.double()
     rms = out.square().mean(dim=-1, keepdim=True).sqrt()
-    noise = ACCUMULATOR * (16 + _logit_term(reference) + _length_term(reference))
-    return rms * (4 * ROUNDOFF[dtype] + noise[..., None]) + 1.01 * ROUNDOFF[dtype] * out.abs()
+    sums = _sums(products)
+    noise = 16 * ACCUMULATOR + sums.roundoff * (
+        _logit_term(reference, sums) + _length_term(reference)
+    )
+    weights = 4 * ROUNDOFF[products or dtype]
+    return rms * (weights + noise[..., None]) + 1.01 * ROUNDOFF[dtype] * out.abs()
 
 
-def lse_bound(reference: Reference) -> torch.Tensor:
+def lse_bound(reference: Reference, products: torch.dtype | None = None) -> torch.Tensor:
     """[N', H] float64: the largest allowed difference of ``lse``; 0 where it is -inf."""
     lse = reference.lse.double()
     empty = torch.isinf(lse)
     size = torch.where(empty, 0.0, lse.abs())
-    bound = 64 + _logit_term(reference) + 2 * size + _length_term(reference)
-    return torch.where(empty, 0.0, ACCUMULATOR * bound)
+    sums = _sums(products)
+    logits = sums.roundoff * _logit_term(reference, sums)
+    bound = logits + ACCUMULATOR * (64 + 2 * size + _length_term(reference))
+    return torch.where(empty, 0.0, bound)
 
 
-def _logit_term(reference: Reference) -> torch.Tensor:
-    return (4 + reference.dims / 16) * reference.strength.double()
+def _sums(products: torch.dtype | None) -> _Sums:
+    return _Sums() if products is None else _SUMS.get(products, _Sums())
+
+
+def _logit_term(reference: Reference, sums: _Sums) -> torch.Tensor:
+    return (4 + reference.dims / sums.step) * reference.strength.double()
 
 
 def _length_term(reference: Reference) -> torch.Tensor:

@@ -183,7 +183,8 @@ class Trial:
         self, output: Output, reference: Reference, batch: VerifyBatch, what: str, times: int = 1
     ) -> None:
         """Hold ``out`` to the tolerance of a reference; twice that of another kernel's run."""
-        bound = times * out_bound(reference, output.out.dtype)
+        products = self.kernel.capabilities.products
+        bound = times * out_bound(reference, output.out.dtype, products)
         mismatch, worst = within("out", output.out, reference.out, bound)
         if mismatch:
             raise CheckFailed(what, mismatch, batch, output=output, reference=reference)
@@ -191,7 +192,8 @@ class Trial:
 
     def compare_lse(self, output: Output, reference: Reference, batch: VerifyBatch) -> None:
         """Hold ``lse`` to the tolerance of a reference."""
-        mismatch, worst = within("lse", output.lse, reference.lse, lse_bound(reference))
+        bound = lse_bound(reference, self.kernel.capabilities.products)
+        mismatch, worst = within("lse", output.lse, reference.lse, bound)
         if mismatch:
             what = "lse differs from the oracle's"
             raise CheckFailed(what, mismatch, batch, output=output, reference=reference)

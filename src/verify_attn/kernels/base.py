@@ -45,6 +45,8 @@ class Capabilities:
     ``capture``        ``run`` may be captured in a CUDA graph and replayed after ``prepare``
     ``deterministic``  equal inputs give equal bits
     ``split_pool``     wants latent and rope rows in separate storage
+    ``products``       the narrowest dtype that its products are made in, where that is not q's:
+                       its answers are held to a tolerance of that dtype
     """
 
     architectures: tuple[tuple[int, int], ...] | None = None
@@ -57,6 +59,7 @@ class Capabilities:
     capture: bool = False
     deterministic: bool = False
     split_pool: bool = False
+    products: torch.dtype | None = None
 
     def refuses(self, batch: VerifyBatch) -> str | None:
         """Why a batch lies outside these capabilities, or None if it does not."""

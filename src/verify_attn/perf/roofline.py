@@ -71,7 +71,7 @@ def limit(work: Work, rates: Rates) -> Limit:
 
 
 def work_of(case: Case) -> Work:
-    """Of one call on a case, whose KV dtype is q's."""
+    """Of one call on a case.  Rows outside the pool (``node_kv``) are of q's dtype."""
     geometry, element = case.attention_geometry, DTYPES[case.dtype].itemsize
     prefixes = [prefix_len for prefix_len, _ in case.requests]
     visible = [visible_rows(tree) for _, tree in case.requests]
@@ -80,12 +80,14 @@ def work_of(case: Case) -> Work:
     shared = shared_pages(case.shared_pages, case.page_size, prefixes)
     rows = sum(stored) - case.page_size * sum(shared[1:])  # the first request has them too
     in_pool = prefixes if case.node_kv else stored
+    outside = sum(nodes) if case.node_kv else 0
     pages = sum(-(-tokens // case.page_size) for tokens in in_pool)
     pairs = sum(
         p * n + int(sees.sum()) for p, n, sees in zip(prefixes, nodes, visible, strict=True)
     )
     return Work(
-        kv_bytes=rows * geometry.row_bytes(element),
+        kv_bytes=(rows - outside) * geometry.row_bytes(case.pool_dtype.itemsize)
+        + outside * geometry.row_bytes(element),
         other_bytes=_around(geometry, nodes, element) + INDEX_BYTES * pages,
         flops=pairs * flops_of_a_pair(geometry),
     )
