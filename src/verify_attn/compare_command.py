@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,7 +22,8 @@ from verify_attn.perf.gate import (
     compare,
     load_cases,
 )
-from verify_attn.perf.saved import TIMES
+from verify_attn.perf.judged import figure
+from verify_attn.perf.saved import TIMES, WHOLE
 from verify_attn.perf.thresholds import ThresholdError, find_pyproject, read_thresholds
 from verify_attn.record import RecordError, check_writable, new_record, write_record
 from verify_attn.terminal import error, output, printable
@@ -117,12 +116,13 @@ def _table(comparison: Comparison) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for case in comparison.cases:
-        run, bandwidth, speedup = (case.changes.get(q) for q in ("run", "bandwidth", "speedup"))
+        run = next((case.changes[q] for q in WHOLE if q in case.changes), None)
+        bandwidth, speedup = case.changes.get("bandwidth"), case.changes.get("speedup")
         table.add_row(
             _shown(case.id),
-            f"{run.baseline.median:.4g}" if run else "",
-            f"{run.candidate.median:.4g}" if run else "",
-            f"{run.ratio.median:.3f} ({run.ratio.low:.3f} to {run.ratio.high:.3f})" if run else "",
+            figure(run.baseline.median) if run else "",
+            figure(run.candidate.median) if run else "",
+            str(run.ratio) if run else "",
             _both(bandwidth), _both(speedup),
             Text(case.outcome, style=STYLES[case.outcome]),
         )  # fmt: skip
@@ -130,7 +130,9 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _both(change: Change | None) -> str:
-    return f"{change.baseline.median:.4g} -> {change.candidate.median:.4g}" if change else ""
+    if change is None:
+        return ""
+    return f"{figure(change.baseline.median)} -> {figure(change.candidate.median)}"
 
 
 def _shown(text: str, style: str = "") -> Text:
@@ -192,10 +194,7 @@ def _metrics(case: CaseVerdict) -> dict[str, float]:
 def as_junit(comparison: Comparison) -> bytes:
     """A testcase a case; where nothing was compared one more, that fails: a file without a failure
     looks like a pass to every reader of such files."""
-    results = [
-        (case.id, case.outcome, "; ".join([case.reason, *map(str, case.changes.values())]))
-        for case in comparison.cases
-    ]
+    results = [(case.id, case.outcome, _figures(case)) for case in comparison.cases]
     if not any(_status(outcome) != "skipped" for _, outcome, _ in results):
         results.append((NOTHING, "unclear", "no case was measured in both runs"))
     statuses = [_status(outcome) for _, outcome, _ in results]
@@ -206,9 +205,15 @@ def as_junit(comparison: Comparison) -> bytes:
     root = ElementTree.Element("testsuites", attributes)
     suite = ElementTree.SubElement(root, "testsuite", {"name": "verify-attn compare", **attributes})
     for (name, outcome, text), status in zip(results, statuses, strict=True):
-        _testcase(suite, name, outcome, text.strip("; "), status)
+        _testcase(suite, name, outcome, text, status)
     report: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return report
+
+
+def _figures(case: CaseVerdict) -> str:
+    """The reason, and every figure that it does not name."""
+    figures = [text for text in map(str, case.changes.values()) if text not in case.reason]
+    return "; ".join([case.reason, *figures] if case.reason else figures)
 
 
 def _testcase(suite: ElementTree.Element, name: str, outcome: str, text: str, status: str) -> None:
@@ -224,12 +229,7 @@ def _testcase(suite: ElementTree.Element, name: str, outcome: str, text: str, st
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        path.write_bytes(content)
     except OSError as wrong:
         raise RecordError(f"{path} is not written: {wrong}") from None

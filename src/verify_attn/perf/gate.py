@@ -1,87 +1,28 @@
-"""Did it get worse?  Two saved runs, case by case.
-
-Times of two runs cannot be taken in turn, so their intervals are compared: a figure is ``worse``
-where even the best of the new interval lies beyond the threshold from the worst of the old one,
-``same`` where the whole ratio lies within it, and ``unclear`` where the ratio's interval reaches
-across it.  The rule is the same seen from the other side: what is worse one way is better the
-other way.
-"""
+"""Did it get worse?  Two saved runs, case by case; `perf.judged` has the rule of one case."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
-from verify_attn.perf.saved import (
-    TIMES,
-    Saved,
-    SavedCase,
-    Span,
-    from_pytest_benchmark,
-    from_record,
-    load_cases,
-    read_case,
-)
+from verify_attn.perf.judged import CaseVerdict, Change, Outcome, compare_case, percent
+from verify_attn.perf.saved import Saved, SavedCase, load_cases
 from verify_attn.perf.thresholds import DEFAULT, Thresholds
 from verify_attn.record import FAILED, INCONCLUSIVE, PASSED
 
 __all__ = [
-    "CaseVerdict", "Change", "Comparison", "Outcome", "Saved", "SavedCase", "Span", "compare",
-    "compare_case", "from_pytest_benchmark", "from_record", "judge", "load_cases", "read_case",
+    "COMPARED", "FAILURES", "CaseVerdict", "Change", "Comparison", "Saved", "compare",
+    "compare_case", "load_cases",
 ]  # fmt: skip
 
-Verdict = Literal["better", "same", "worse", "unclear"]
-Outcome = Literal[
-    "worse", "missing", "renamed", "failed", "unclear", "better", "same", "new", "not compared"
-]
 FAILURES = ("worse", "missing", "renamed", "failed")
 COMPARED = ("better", "same")
-HIGHER_IS_BETTER = ("bandwidth", "speedup")
-QUANTITIES = (*TIMES, *HIGHER_IS_BETTER)
-UNITS = {"bandwidth": " GB/s", "speedup": ""}
-LABELS = ("kernel", "name")  # parameters that only say what a kernel is called
-
-
-class Ratio(NamedTuple):
-    """New over old: of the medians, and between the far ends of the intervals."""
-
-    low: float
-    median: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Change:
-    """One quantity of a case; ``why``: why it cannot be judged."""
-
-    quantity: str
-    baseline: Span
-    candidate: Span
-    ratio: Ratio
-    verdict: Verdict
-    why: str = ""
-
-    def __str__(self) -> str:
-        unit = UNITS.get(self.quantity, " ms")
-        return (
-            f"{self.quantity} {self.baseline.median:.4g} -> {self.candidate.median:.4g}{unit}, "
-            f"x{self.ratio.median:.3f} ({self.ratio.low:.3f} to {self.ratio.high:.3f})"
-        )
-
-
-@dataclass(frozen=True)
-class CaseVerdict:
-    """What became of a case.  ``changes`` by quantity, where both runs measured it."""
-
-    id: str
-    outcome: Outcome
-    reason: str = ""
-    threshold: float = DEFAULT
-    changes: Mapping[str, Change] = field(default_factory=dict)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+# Parameters that are no part of the problem: what a kernel is called, and the case in one text,
+# which says the others again with a seed.
+LABELS = ("kernel", "name", "case")
 
 
 @dataclass(frozen=True)
@@ -107,68 +48,6 @@ class Comparison:
         if "unclear" in outcomes or not any(o in outcomes for o in COMPARED):
             return INCONCLUSIVE
         return PASSED
-
-
-def judge(quantity: str, a: Span, b: Span, threshold: float) -> Change:
-    """Compare one quantity of the baseline ``a`` with the candidate's ``b``."""
-    ratio = Ratio(b.low / a.high, b.median / a.median, b.high / a.low)
-    grown = 1 + threshold
-    old, new = (b, a) if quantity in HIGHER_IS_BETTER else (a, b)  # fewer GB/s: as more ms
-    verdict: Verdict = "unclear"
-    if new.low / old.high > grown:
-        verdict = "worse"
-    elif old.low / new.high > grown:
-        verdict = "better"
-    elif new.high / old.low <= grown and old.high / new.low <= grown:
-        verdict = "same"
-    why = "" if verdict != "unclear" else (
-        f"the interval reaches across the threshold of {_percent(threshold)}: take more samples"
-    )  # fmt: skip
-    return Change(quantity, a, b, ratio, verdict, why)
-
-
-def compare_case(
-    a: SavedCase, b: SavedCase, threshold: float, ignore: Container[str] = ()
-) -> CaseVerdict:
-    """Compare two measured cases; ``ignore`` are quantities that mean different things in them.
-
-    Worse if any quantity is; else unclear if any is, or was measured in the baseline only; else
-    better if any is; else same.
-    """
-    changes, lost = {}, []
-    for quantity in QUANTITIES:
-        if quantity in ignore or quantity not in a.spans:
-            continue
-        if quantity not in b.spans:
-            lost.append(f"{quantity} was measured in the baseline only")
-            continue
-        change = judge(quantity, a.spans[quantity], b.spans[quantity], threshold)
-        timed = quantity if quantity in TIMES else "run"  # the others are made of its times
-        ways = a.methods.get(timed), b.methods.get(timed)
-        if None not in ways and ways[0] != ways[1]:
-            change = replace(change, verdict="unclear", why=f"taken by {ways[0]}, now {ways[1]}")
-        changes[quantity] = change
-    verdicts = {c.verdict for c in changes.values()}
-    outcome: Outcome = "same"
-    if "worse" in verdicts:
-        outcome = "worse"
-    elif "unclear" in verdicts or lost:
-        outcome = "unclear"
-    elif "better" in verdicts:
-        outcome = "better"
-    told = [
-        f"{c}, {c.why}" if c.why else str(c)
-        for c in changes.values() if outcome != "same" and c.verdict == outcome
-    ]  # fmt: skip
-    if outcome == "unclear":
-        told += lost
-    if outcome == "worse":
-        told.append(f"over the threshold of {_percent(threshold)}")
-        told += _only_speedup(changes)
-    if outcome in ("worse", "unclear"):
-        told += [f"baseline: {remark}" for remark in a.remarks]
-        told += [f"new: {remark}" for remark in b.remarks]
-    return CaseVerdict(a.id, outcome, "; ".join(told), threshold, changes, a.parameters)
 
 
 def compare(a: Saved, b: Saved, thresholds: Thresholds) -> Comparison:
@@ -230,7 +109,8 @@ def _problem_key(case: SavedCase) -> str:
 
 
 def _problem(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in parameters.items() if k not in LABELS}
+    found = {key: value for key, value in parameters.items() if key not in LABELS}
+    return found or {key: value for key, value in parameters.items() if key == "case"}
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -262,13 +142,6 @@ def _unmeasured(old: SavedCase, new: SavedCase | None) -> str:
     return f"the baseline has no time: {old.status}: {old.reason}; {now}"
 
 
-def _only_speedup(changes: Mapping[str, Change]) -> list[str]:
-    run, speedup = changes.get("run"), changes.get("speedup")
-    if run and speedup and speedup.verdict == "worse" and run.verdict != "worse":
-        return ["its time is not worse: the kernel that speedups are against got faster"]
-    return []
-
-
 def _notes(a: Saved, b: Saved, thresholds: Thresholds) -> list[str]:
     notes = [*a.notes, *b.notes]
     if a.cases and a.cases == b.cases:
@@ -280,13 +153,9 @@ def _notes(a: Saved, b: Saved, thresholds: Thresholds) -> list[str]:
     if a.baseline != b.baseline and any("speedup" in case.spans for case in a.cases.values()):
         notes.append(f"speedups are not compared: over {a.baseline} and over {b.baseline}")
     ids = [*a.cases, *b.cases]
-    own = [f"{_percent(t)} for {p}" for p, t in thresholds.cases.items()]
+    own = [f"{percent(t)} for {p}" for p, t in thresholds.cases.items()]
     if own or thresholds.default != DEFAULT:
-        text = "; ".join([f"{_percent(thresholds.default)} unless told", *own])
+        text = "; ".join([f"{percent(thresholds.default)} unless told", *own])
         notes.append(f"thresholds ({thresholds.source}): {text}")
     notes += [f"the threshold for {p!r} holds for no case" for p in thresholds.unmatched(ids)]
     return notes
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"

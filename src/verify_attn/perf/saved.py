@@ -18,7 +18,8 @@ MAX_BYTES = 256 << 20  # a record of 150 cells with all samples is under 1 MB
 # arithmetic of the gate cannot overflow.
 LEAST, MOST = 1e-9, 1e12
 
-TIMES = ("run", "prepare_run", "graph")  # run is there in every measured case
+TIMES = ("run", "prepare_run", "graph", "cupti")
+WHOLE = ("run", "graph", "cupti")  # the first that was taken gives a case's bandwidth
 KEY = "verify_attn"  # in extra_info and machine_info of pytest-benchmark's files
 
 
@@ -48,7 +49,7 @@ class Span:
 class SavedCase:
     """A case, measured where ``status`` is pass.
 
-    ``spans``    by quantity: run, prepare_run, graph in ms; bandwidth in GB/s; speedup
+    ``spans``    by quantity: run, prepare_run, graph, cupti in ms; bandwidth in GB/s; speedup
     ``methods``  by quantity: how its times were taken, as far as it makes them comparable
     ``remarks``  what was seen while measuring: two modes, throttled samples
     """
@@ -158,32 +159,40 @@ def read_case(case: Mapping[str, Any], name: str) -> SavedCase:
     if not isinstance(notes, list):
         raise RecordError(f"{where}: notes is {notes!r}; it must be a list")
     remarks = [str(note) for note in notes]
-    if metrics.get("throttled_samples"):
+    if not notes and metrics.get("throttled_samples"):
         remarks.append(f"{metrics['throttled_samples']} of {metrics.get('samples')} samples were "
                        "throttled")  # fmt: skip
+    spans = _spans(metrics, where) if status == "pass" else {}
+    methods = _methods(_object(case.get("methods") or {}, f"{where}: methods"), where)
+    whole = next((part for part in WHOLE if part in spans), "run")
+    methods |= {"bandwidth": f"{whole}, {methods.get(whole, 'method unknown')}"}
+    if "run" in methods:
+        methods["speedup"] = methods["run"]
     return SavedCase(
         found,
         status,
         str(case.get("reason") or ""),
         _object(case.get("parameters") or {}, f"{where}: parameters"),
-        _spans(metrics, where) if status == "pass" else {},
-        _methods(_object(case.get("methods") or {}, f"{where}: methods"), where),
+        spans,
+        methods,
         tuple(remarks),
     )
 
 
 def _spans(metrics: Mapping[str, Any], where: str) -> dict[str, Span]:
-    if "run_ms" not in metrics:
-        raise RecordError(f"{where} passed, but has no run_ms")
     spans: dict[str, Span] = {}
     for quantity in (*TIMES, "speedup"):
         unit = "" if quantity == "speedup" else "_ms"
         keys = [f"{quantity}{part}{unit}" for part in ("_low", "", "_high")]
         if keys[1] in metrics:
             spans[quantity] = _span([metrics.get(key) for key in keys], where, keys[1])
+    whole = [spans[part] for part in WHOLE if part in spans]
+    if not whole:
+        given = ", ".join(f"{part}_ms" for part in WHOLE)
+        raise RecordError(f"{where} passed, but has no time: one of {given} must be there")
     if "gb_per_s" in metrics:
-        # The bytes of a case are no measurement: the interval is the run's, turned round.
-        run, rate = spans["run"], metrics["gb_per_s"]
+        # The bytes of a case are no measurement: the interval is the time's, turned round.
+        run, rate = whole[0], metrics["gb_per_s"]
         middle = _span([rate] * 3, where, "gb_per_s").median
         spans["bandwidth"] = _span(
             [middle * run.median / run.high, middle, middle * run.median / run.low],
