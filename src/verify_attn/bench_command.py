@@ -1,0 +1,296 @@
+"""What `verify-attn bench` and `verify-attn roofline` do around `perf`: inputs, progress, exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from verify_attn.hardware import GPUS, HardwareError, gpu_model
+from verify_attn.kernels.base import KernelError, VerifyKernel
+from verify_attn.kernels.peers import available
+from verify_attn.kernels.registry import load
+from verify_attn.live.settings import parse_sizes
+from verify_attn.perf.axes import AXES, QUICK, AxisError, Cell, cells
+from verify_attn.perf.bench import CELL_S, LEAST_ROUNDS, Bench
+from verify_attn.perf.case import failed_record
+from verify_attn.perf.device import TimerError
+from verify_attn.perf.roofline import Rates
+from verify_attn.perf.show import show, show_roofline, write_csv
+from verify_attn.perf.subject import TIMERS
+from verify_attn.record import (
+    BAD_USAGE,
+    FAILED,
+    INCONCLUSIVE,
+    INTERRUPTED,
+    PASSED,
+    RecordError,
+    check_writable,
+    exit_code,
+    new_record,
+    write_record,
+)
+from verify_attn.terminal import error, output, printable
+
+CHECK_S = 3.0  # assumed for the plan: to compile a kernel and to check it on a cell
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for."""
+
+    kernels: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    timers: tuple[str, ...]
+    baseline: str
+    time_limit_s: float
+    left_out: dict[str, str]  # peers that cannot be used here, and why
+    record: Path | None = None
+    csv: Path | None = None
+
+
+AXIS_OF = {
+    "contexts": "context", "nodes": "nodes", "requests": "requests", "heads": "heads",
+    "page_sizes": "page_size", "layouts": "layout", "trees": "tree", "dtypes": "dtype",
+    "kv_dtypes": "kv_dtype",
+}  # fmt: skip
+IN_WORDS = ("layout", "tree", "dtype", "kv_dtype")
+DEFAULT_KERNELS = ("triton-unsplit", "triton-split")
+
+
+def asked_cells(options: dict[str, Any]) -> tuple[Cell, ...]:
+    """The axes that were given, else all (``quick``: three contexts); raises ValueError."""
+    axes: dict[str, Sequence[Any]] = {}
+    for option, axis in AXIS_OF.items():
+        text = options[option]
+        if text is None:
+            continue
+        words = [word.strip() for word in text.split(",")]
+        axes[axis] = words if axis in IN_WORDS else parse_sizes(text)
+    if options["quick"] and (axes or options["grid"]):
+        raise AxisError("--quick has its own cells: leave out --grid and the axes")
+    return tuple(cells(axes or (QUICK if options["quick"] else AXES), options["grid"]))
+
+
+def ask(kernels: Sequence[str], options: dict[str, Any]) -> Asked:
+    """The command line's words, understood; raises ValueError."""
+    timers = tuple(dict.fromkeys(t.strip() for t in options["timers"].split(",")))
+    unknown = [t for t in timers if t not in TIMERS]
+    if unknown:
+        raise ValueError(f"no timer {unknown[0]!r}; there are: {', '.join(TIMERS)}")
+    names = list(kernels or DEFAULT_KERNELS)
+    left_out = {}
+    if options["peers"]:
+        for name, reason in available().items():
+            if reason is None:
+                names.append(name)
+            else:
+                left_out[name] = reason
+    if options["baseline"] not in names:
+        names.append(options["baseline"])
+    return Asked(
+        tuple(dict.fromkeys(names)), asked_cells(options), timers, options["baseline"],
+        options["time_limit"], left_out, options["record"], options["csv"],
+    )  # fmt: skip
+
+
+def sheet_rates(gpu: str) -> Rates:
+    """A data sheet's peaks; raises `HardwareError`."""
+    model = gpu_model(gpu)
+    return Rates(model.gb_per_s, model.tflops, f"{model.name} by its data sheet ({model.source})")
+
+
+def run_roofline(gpu: str, chosen: Sequence[Cell]) -> int:
+    """Print what no kernel can go below, with no GPU."""
+    try:
+        rates = sheet_rates(gpu)
+    except HardwareError as wrong:
+        return error(str(wrong))
+    show_roofline(output(), chosen, rates)
+    return PASSED
+
+
+def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
+    """Measure, print, write; returns the exit code."""
+    import torch
+
+    for path in (asked.record, asked.csv):
+        if path is not None:
+            try:
+                check_writable(path)
+            except RecordError as wrong:
+                return error(str(wrong))
+    console, here = output(), torch.cuda.is_available()
+    for name, reason in asked.left_out.items():
+        console.print(printable(f"left out {name}: {reason}"), style="dim", soft_wrap=True)
+    count = len(asked.cells) * len(asked.kernels)
+    if dry_run or not here:
+        try:
+            rates = sheet_rates(gpu or _sheet_here(here) or next(iter(GPUS)))
+        except HardwareError as wrong:
+            return error(str(wrong))
+        show_roofline(console, asked.cells, rates)
+        console.print(_plan(asked), soft_wrap=True)
+        if not here:
+            console.print("no GPU here: nothing was timed", style="yellow")
+        return PASSED if dry_run else INCONCLUSIVE
+    console.print(_plan(asked), soft_wrap=True)
+    try:
+        kernels = {name: load(name) for name in asked.kernels}
+    except KernelError as wrong:
+        return error(str(wrong))
+    with _progress(count) as (watch, advance):
+        return _measure(asked, kernels, console, watch, advance)
+
+
+def _sheet_here(here: bool) -> str | None:
+    from verify_attn.environment import gpus
+    from verify_attn.perf.ceilings import sheet_of
+
+    found = gpus() if here else []
+    sheet = sheet_of(found[0].name) if found else None
+    return None if sheet is None else sheet.name
+
+
+def _plan(asked: Asked) -> str:
+    seconds = len(asked.cells) * (CELL_S + CHECK_S * len(asked.kernels))
+    return (
+        f"{len(asked.cells)} cells, {', '.join(asked.kernels)}: at most about "
+        f"{seconds / 60:.0f} min on the GPU ({CELL_S:g} s of timing a cell once each kernel has "
+        f"its {LEAST_ROUNDS} samples, and some {CHECK_S:g} s to compile and check each kernel)"
+    )
+
+
+def _measure(
+    asked: Asked,
+    kernels: dict[str, VerifyKernel],
+    console: Console,
+    watch: Callable[[str], None],
+    advance: Callable[[int], None],
+) -> int:
+    from verify_attn.perf.ceilings import ceilings, self_test, sheet_of
+    from verify_attn.perf.cuda_device import CudaDevice
+
+    record = new_record(["verify-attn", *sys.argv[1:]])
+    interrupted = False
+    try:
+        device = CudaDevice()
+        watch("the timers against the host's clock")
+        tested = self_test(device, sheet_of(device.identity()["name"]))
+        watch("the ceilings")
+        top = ceilings(device)
+    except TimerError as wrong:
+        return error(f"no time can be believed here: {wrong}", INCONCLUSIVE)
+    record["environment"]["bench"] = {
+        "identity": device.identity(), "self_test": tested, "ceilings": top.as_record(),
+        "baseline": asked.baseline, "left_out": asked.left_out,
+    }  # fmt: skip
+    console.print(f"{device.identity()['name']}: {top.rates.gb_per_s:,.0f} GB/s, "
+                  f"{top.rates.tflops:,.0f} TFLOP/s bf16, {top.rates.source}",
+                  soft_wrap=True)  # fmt: skip
+    with _watchdog(asked, record, watch) as told, _terminate_like_interrupt():
+        bench = Bench(
+            device, kernels, asked.cells, top.rates, timers=asked.timers,
+            baseline=asked.baseline, watch=told,
+        )  # fmt: skip
+        try:
+            for measured in bench.cases():
+                record["cases"] += measured
+                if asked.record is not None:
+                    write_record(asked.record, record)
+                advance(len(kernels))
+        except KeyboardInterrupt:
+            interrupted = True
+        except RecordError as wrong:
+            show(console, record["cases"], asked.baseline)
+            return error(str(wrong))
+    return finish(asked, record, console, interrupted)
+
+
+def finish(asked: Asked, record: Record, console: Console, interrupted: bool) -> int:
+    """Write what was measured, show it, and say with which code to end."""
+    show(console, record["cases"], asked.baseline)
+    try:
+        if asked.record is not None:
+            write_record(asked.record, record)
+        if asked.csv is not None:
+            write_csv(asked.csv, record["cases"])
+    except (RecordError, OSError) as wrong:
+        return error(str(wrong), INTERRUPTED if interrupted else BAD_USAGE)
+    if interrupted:
+        kept = f"; what was measured is in {asked.record}" if asked.record else ""
+        console.print(printable(f"interrupted{kept}"), soft_wrap=True)
+    return exit_code(record["cases"], interrupted)
+
+
+@contextmanager
+def _watchdog(
+    asked: Asked, record: Record, watch: Callable[[str], None]
+) -> Iterator[Callable[[str, str, str], None]]:
+    """A kernel that hangs holds the process in the driver: only leaving it ends that.
+
+    Every step that is told gets the time limit; past it, what was measured is written and shown,
+    and the process ends with 1.
+    """
+    step, since, over = ("", "", ""), time.monotonic(), threading.Event()
+
+    def told(cell: str, doing: str, kernel: str) -> None:
+        nonlocal step, since
+        since = time.monotonic()
+        if (cell, doing, kernel) != step:
+            step = cell, doing, kernel
+            watch(f"{cell}: {doing} {kernel}")
+
+    def look() -> None:
+        while not over.wait(0.5):
+            if step[0] and time.monotonic() - since > asked.time_limit_s:
+                cell = next(c for c in asked.cells if c.id == step[0])
+                reason = f"{step[1]} took longer than --time-limit {asked.time_limit_s:g} s"
+                record["cases"].append(failed_record(step[2], cell, "error", reason))
+                with suppress(Exception):
+                    finish(asked, record, output(), False)
+                sys.stdout.flush()
+                os._exit(FAILED)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield told
+    finally:
+        over.set()
+
+
+@contextmanager
+def _terminate_like_interrupt() -> Iterator[None]:
+    """SIGTERM, from a CI runner, ends a run as Ctrl-C does: with its record."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    """A bar over cells and kernels with what is being done; nothing in a pipe."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}", style="dim"),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task("bench", total=total, now="")
+        yield (
+            lambda step: bars.update(bar, now=printable(step)),
+            lambda count: bars.advance(bar, count),
+        )
