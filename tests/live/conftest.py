@@ -73,3 +73,10 @@ def vllm_to_kill(vllm_plain: Server) -> Iterator[Server]:
     """The plain one, ended afterwards in any case; who asks for it again gets a new one."""
     yield vllm_plain
     vllm_plain.end()
+
+
+@pytest.fixture
+def vllm_ngram_to_kill(vllm_ngram: Server) -> Iterator[Server]:
+    """For the last test that needs it: a new vLLM takes half a minute to come up."""
+    yield vllm_ngram
+    vllm_ngram.end()

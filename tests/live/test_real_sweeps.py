@@ -186,8 +186,8 @@ class TestSpeculationOfLlamaCpp:
             for trial, answer in answers(run):
                 m, counted = trial.measurement, trial.acceptance
                 assert isinstance(counted, Acceptance)
-                # Each draft is accepted by a throw of dice: one answer of 500 tokens lies within 6 %
-                # (4 a step) of the pinned mean in two of three cases; these are five times that.
+                # Each draft is accepted by a throw of dice, so that an answer of 500 tokens has a
+                # standard deviation of 6 % (at 4 a step): five of them.
                 assert counted.committed_per_step == pytest.approx(pinned, rel=0.3)
                 assert m.timeline.source.startswith("one an event")
                 assert m.steps.kind == "bursts"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
 import time
 from pathlib import Path
@@ -167,3 +169,32 @@ def test_its_engine_dies_in_mid_stream(
     assert all("the server died at ctx=500" in case["reason"] for case in cases[2:])
     assert [case["answers"] for case in cases[2:]] == [[], []]
     assert "died at ctx=500" in capsys.readouterr().out
+
+
+def test_how_it_dies_seen_by_a_plain_client(vllm_ngram_to_kill: Server) -> None:
+    port = vllm_ngram_to_kill.port
+    body = {"model": "tiny", "prompt": "Hi", "max_tokens": 10_000, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    lines = [response.readline() for _ in range(40)]
+    vllm_ngram_to_kill.kill_engine()
+    lines += response.read().splitlines(keepends=True)
+    connection.close()
+    *_, error, done = [line for line in lines if line.strip()]
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 500
+    assert done == b"data: [DONE]\n"
+    seen = []
+    deadline = time.monotonic() + 30
+    while "refused" not in seen and time.monotonic() < deadline:
+        try:
+            seen.append(ask(port, "/health", timeout_s=5)[0])
+        except ConnectionRefusedError:
+            seen.append("refused")
+        except (OSError, http.client.HTTPException) as fault:  # closed as it goes down
+            seen.append(repr(fault))
+        time.sleep(0.05)
+    assert 503 in seen
+    assert seen[-1] == "refused"
+    vllm_ngram_to_kill.supervisor.wait(30)
