@@ -137,8 +137,10 @@ def _both(change: Change | None) -> str:
 
 def _shown(text: str, style: str = "") -> Text:
     """One line, whatever is in it: ids and reasons are others' text."""
-    safe = printable(text.replace("\n", "\\n"))
-    return Text.from_markup(safe, emoji=False, style=style)
+    # The space: rich shows a backslash at the very end twice.
+    shown = Text.from_markup(printable(text.replace("\n", "\\n") + " "), emoji=False, style=style)
+    shown.right_crop(1)
+    return shown
 
 
 def _line(console: Console, text: str, style: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -420,9 +421,9 @@ def test_an_impossible_threshold_is_refused(tmp_path, text, says):
 
 def test_a_misspelt_table_and_no_table(tmp_path):
     path = saved(tmp_path / "pyproject.toml", "[tool.verify-attn.comapre]\nthreshold = 0.1\n")
-    with pytest.raises(ThresholdError, match="unknown key 'comapre' .did you mean 'compare'"):
+    with pytest.raises(ThresholdError, match=r"unknown key 'comapre' .did you mean 'compare'"):
         read_thresholds(path)
-    with pytest.raises(ThresholdError, match="tool.verify-attn is 3"):
+    with pytest.raises(ThresholdError, match=r"tool\.verify-attn is 3"):
         read_thresholds(saved(path, "[tool]\nverify-attn = 3\n"))
     assert read_thresholds(saved(path, "[project]\nname = 'x'\n")) == Thresholds()
     path.write_bytes(b"\xff\xfe")
@@ -515,7 +516,5 @@ def test_no_figure_that_is_none_passes(key, value):
 )
 def test_anything_in_place_of_a_case_is_read_or_refused(content):
     entry = content if isinstance(content, dict) else {"metrics": content}
-    try:
+    with suppress(RecordError):
         from_record(record(case() | entry | {"status": "pass"}), "a")
-    except RecordError as refused:
-        assert str(refused)
