@@ -38,13 +38,18 @@ def capture(launches: Sequence[Launch], index: int) -> cuda.CUDAGraph:
                     launch()
     except Exception as error:
         _tidy(graph, pool, before, index)
-        reason = str(error.__context__ or error).strip().splitlines()[0]
+        reason = first_line(error.__context__ or error)
         raise TimerError(
             f"no CUDA graph could be captured: {reason}. Inside a graph a call may not synchronise "
             "nor take memory from the driver, and all its work must be ordered by the current "
             "stream"
         ) from error
     return graph
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an error says; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _tidy(graph: cuda.CUDAGraph, pool: Any, stream: cuda.Stream, index: int) -> None:

@@ -3,7 +3,8 @@
 Events see the current stream only.  Work that a call leaves on another stream would be free, so
 each call is watched once beside the timing: from an idle GPU, how long is the GPU at work after the
 launch has returned?  Its device time can be no shorter than that, some latency aside, and a sample
-that says so is refused.  What hides in that latency, some 50 us, is left to the ceilings.
+that says so is refused.  What hides in that latency, some 50 us, or is less than a fifth of the
+call, is not seen so; the ceilings are the judge of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import cuda
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from verify_attn.environment import gpus
-from verify_attn.perf.capture import capture
+from verify_attn.perf.capture import capture, first_line
 from verify_attn.perf.clocks import Clocks
 from verify_attn.perf.device import Call, Launch, Method, Sample, TimerError
 
@@ -124,7 +125,7 @@ class CudaDevice:
             self._activities(lambda: None, writes)  # the first session of a process may see nothing
             flush = self._activities(lambda: None, writes)
         except (RuntimeError, AssertionError) as error:
-            raise TimerError(f"CUPTI cannot be used: {str(error).splitlines()[0]}") from error
+            raise TimerError(f"CUPTI cannot be used: {first_line(error)}") from error
         if not flush:
             raise TimerError(
                 "CUPTI cannot be used: torch.profiler saw nothing of a write of "
