@@ -79,8 +79,8 @@ def _check_targets(
 
 def show(console: Console, comparison: Comparison, old: Saved, new: Saved) -> None:
     """The table, then what needs a word, then the counts."""
-    gpu = ", ".join(f"{key} {value}" for key, value in old.identity.items())
-    _line(console, f"baseline {old.name}, new {new.name}" + (f"; {gpu}" if gpu else ""), "dim")
+    gpu, driver = (old.identity.get(key, "unknown") for key in ("name", "driver"))
+    _line(console, f"baseline {old.name} ({gpu}, driver {driver}), new {new.name}", "dim")
     if comparison.cases:
         table = _table(comparison)
         if not console.is_terminal:  # nothing in a pipe has an edge
@@ -95,7 +95,8 @@ def show(console: Console, comparison: Comparison, old: Saved, new: Saved) -> No
         for (of, reason), ids in told.items():
             if of == outcome:
                 who = ids[0] if len(ids) == 1 else f"{len(ids)} cases"
-                _line(console, f"{outcome}, {who}: {reason}", STYLES[outcome])
+                line = Text(outcome, style=STYLES[outcome]) + _shown(f", {who}: {reason}")
+                console.print(line, soft_wrap=True)
     for note in comparison.notes:
         _line(console, f"note: {note}", "dim")
     _line(console, summary(comparison), "bold")
@@ -104,7 +105,8 @@ def show(console: Console, comparison: Comparison, old: Saved, new: Saved) -> No
 def summary(comparison: Comparison) -> str:
     """One line with the counts."""
     counts = ", ".join(f"{n} {outcome}" for outcome, n in comparison.counts.items())
-    line = f"{len(comparison.cases)} cases: {counts}" if counts else "no cases"
+    total = len(comparison.cases)
+    line = f"{total} {'case' if total == 1 else 'cases'}: {counts}" if counts else "no cases"
     compared = any(outcome in comparison.counts for outcome in (*COMPARED, *FAILURES, "unclear"))
     return line if compared else f"{line}; {NOTHING}"
 

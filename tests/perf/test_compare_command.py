@@ -81,12 +81,12 @@ def test_comparing_imports_no_torch(here):
 @pytest.mark.parametrize(
     ("a", "b", "code", "says"),
     [
-        (record(case()), record(case(ms=0.101)), 0, "1 cases: 1 same"),
+        (record(case()), record(case(ms=0.101)), 0, "1 case: 1 same"),
         (record(case()), record(case(ms=0.08)), 0, "1 better"),
         (record(case()), record(case(half=0.06)), 3, "take more samples"),
         (record(case()), record(unmeasured("error", "crashed")), 1, "error now: crashed"),
         (record(), record(), 3, "no cases; nothing was compared"),
-        (record(), record(case()), 3, "1 cases: 1 new; nothing was compared"),
+        (record(), record(case()), 3, "1 case: 1 new; nothing was compared"),
         (pytest_file(case()), pytest_file(case(ms=0.112)), 1, "test_mine.py::test_kernel[31952]"),
     ],
 )
@@ -158,7 +158,7 @@ def test_thresholds_of_the_project_above(here):
 def test_the_table_in_a_pipe_has_no_edge(here):
     long = case() | {"id": "x" * 300}
     lines = run(here, record(case(), long), record(case(ms=0.112), long)).stdout.splitlines()
-    assert lines[0].startswith("baseline a.json, new b.json; name NVIDIA H200")
+    assert lines[0] == "baseline a.json (NVIDIA H200, driver 580.95.05), new b.json"
     titles = ["case", "baseline ms", "new ms", "ratio", "GB/s", "speedup", "verdict"]
     assert re.split(r"  +", lines[1].strip()) == titles
     assert re.split(r"  +", lines[2].strip()) == [

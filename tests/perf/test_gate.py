@@ -58,7 +58,7 @@ def test_the_interval_decides(new, half, outcome, code):
 
 def test_unclear_says_what_to_do():
     (found,) = gate(record(case()), record(case(half=0.06))).cases
-    assert "reaches across the threshold of 5 %: take more samples" in found.reason
+    assert found.reason.count("reaches across the threshold of 5 %; take more samples") == 1
     assert "run 0.1000 -> 0.1000 ms, x1.000 (0.935-1.065)" in found.reason
 
 
@@ -105,6 +105,9 @@ def test_noise_of_the_host_is_told_and_not_judged():
     assert "prepare_run 0.2000 -> 0.2100 ms" in found.reason
     b["metrics"] |= times("prepare_run", 0.5, 0.1)
     assert outcomes(gate(record(a), record(b))) == ["worse"]
+    for one, ms in ((a, 0.2), (b, 0.21)):  # narrow, and around the threshold
+        one["metrics"] |= times("prepare_run", ms)
+    assert outcomes(gate(record(a), record(b))) == ["unclear"]
 
 
 @pytest.mark.parametrize("quantity", ["graph_ms", "gb_per_s", "speedup"])
@@ -212,6 +215,12 @@ def test_a_case_that_never_had_a_time_is_not_compared():
 )
 def test_an_empty_run_never_passes(a, b, code):
     assert gate(record(*a), record(*b)).exit_code == code
+
+
+def test_one_unclear_case_is_enough_for_no_pass():
+    found = gate(record(case(), case(1427)), record(case(), case(1427, half=0.06)))
+    assert outcomes(found) == ["same", "unclear"]
+    assert found.exit_code == 3
 
 
 def test_another_gpu_makes_everything_unclear():
@@ -354,6 +363,15 @@ def broken(**metrics: Any) -> dict[str, Any]:
 def test_a_hostile_file_is_refused(tmp_path, content, says):
     with pytest.raises(RecordError, match=says):
         load_cases(saved(tmp_path / "a.json", content))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_no_interval_has_an_end_that_is_no_number(place, wrong):
+    ends = [1.0, 1.0, 1.0]
+    ends[place] = wrong
+    with pytest.raises(RecordError, match=f"{wrong} stands where a number"):
+        Span(*ends)
 
 
 def test_no_file_a_folder_a_device_and_a_huge_file(tmp_path, monkeypatch):

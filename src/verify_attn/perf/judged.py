@@ -82,7 +82,7 @@ def judge(quantity: str, a: Span, b: Span, threshold: float) -> Change:
     elif new.high / old.low <= grown and old.high / new.low <= grown:
         verdict = "same"
     why = "" if verdict != "unclear" else (
-        f"the interval reaches across the threshold of {percent(threshold)}: take more samples"
+        f"the interval reaches across the threshold of {percent(threshold)}; take more samples"
     )  # fmt: skip
     return Change(quantity, a, b, ratio, verdict, why)
 
@@ -109,7 +109,7 @@ def compare_case(
         outcome = "unclear"
     elif "better" in verdicts:
         outcome = "better"
-    told = [str(c) + f", {c.why}" * bool(c.why) for c in judged if c.verdict == outcome]
+    told = _told([c for c in judged if c.verdict == outcome])
     if outcome in ("better", "same"):
         told = []  # the figures say it
     elif outcome == "unclear":
@@ -129,6 +129,14 @@ def _change(quantity: str, a: SavedCase, b: SavedCase, threshold: float) -> Chan
     if old == new:
         return change
     return replace(change, verdict="unclear", why=f"taken by {old}, now by {new}")
+
+
+def _told(changes: list[Change]) -> list[str]:
+    """The figures, and behind those that cannot be judged why, once for all that share it."""
+    by_why: dict[str, list[str]] = {}
+    for change in changes:
+        by_why.setdefault(change.why, []).append(str(change))
+    return ["; ".join(figures) + f": {why}" * bool(why) for why, figures in by_why.items()]
 
 
 def _noisy(change: Change, threshold: float) -> bool:
