@@ -280,6 +280,24 @@ def test_no_case_in_common_is_told():
     assert outcomes(found) == ["missing", "new"]
 
 
+def test_what_bench_measures_can_be_compared():
+    """Cases that the bench itself made, on a device whose times are written down beforehand."""
+    from tests.perf.test_bench import Kernel, measured
+
+    def run(seconds: float) -> dict[str, Any]:
+        both = measured(Kernel("slow"), Kernel("fast"), seconds={"slow": 4e-3, "fast": seconds})
+        return record(*both.values())
+
+    found = gate(run(1e-3), run(1.12e-3))
+    assert {c.id.split(" |")[0]: c.outcome for c in found.cases} == {
+        "slow": "same",
+        "fast": "worse",
+    }
+    worse = next(c for c in found.cases if c.outcome == "worse")
+    assert {"run", "prepare_run", "graph", "bandwidth", "speedup"} <= set(worse.changes)
+    assert outcomes(gate(run(1e-3), run(1.001e-3))) == ["same", "same"]
+
+
 # -- pytest-benchmark ----------------------------------------------------------------------------
 
 
