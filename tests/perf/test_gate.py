@@ -317,7 +317,7 @@ def test_a_file_of_pytest_benchmark_without_our_fixture():
         from_pytest_benchmark(plain, "a")
     mixed = pytest_file(case())
     mixed["benchmarks"].append({"fullname": "other", "extra_info": {}})
-    assert "not compared: other" in from_pytest_benchmark(mixed, "a").notes[0]
+    assert "without verify_benchmark: other" in from_pytest_benchmark(mixed, "a").notes[0]
     with pytest.raises(RecordError, match="two cases have the id"):
         from_pytest_benchmark(pytest_file(case(), case()), "a")
 

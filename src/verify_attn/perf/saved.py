@@ -132,16 +132,14 @@ def from_pytest_benchmark(data: Mapping[str, Any], name: str) -> Saved:
     machine = _object(data.get("machine_info") or {}, f"{name}: machine_info")
     about = _object(machine.get(KEY) or {}, f"{name}: machine_info.{KEY}")
     baseline = about.get("baseline")
-    without = f"{len(plain)} benchmarks without verify_benchmark are not compared: " + ", ".join(
-        plain
-    )
+    left = f"{name}: not compared, since they are without verify_benchmark: {', '.join(plain)}"
     return Saved(
         name,
         _object(about.get("identity") or {}, f"{name}: machine_info.{KEY}.identity"),
         _versions(about.get("versions"), f"{name}: machine_info.{KEY}.versions"),
         _by_id(cases, name),
         None if baseline is None else str(baseline),
-        (f"{name}: {without}",) if plain else (),
+        (left,) if plain else (),
     )
 
 
