@@ -9,6 +9,7 @@ import subprocess
 
 from verify_attn.environment import Gpu, gpus, interpreted, summary, versions
 from verify_attn.kernels.builtin import BUILTIN
+from verify_attn.kernels.peers import available
 
 
 def findings() -> list[tuple[str, str]]:
@@ -19,6 +20,7 @@ def findings() -> list[tuple[str, str]]:
     lines += [("CUDA", _cuda(found)), ("Triton", _triton(found)), ("nvcc", _nvcc())]
     lines += [(name, version) for name, version in versions().items()]
     lines += [(f"kernel {name}", text) for name, text in _kernels()]
+    lines += [(f"peer {name}", why or "usable") for name, why in available().items()]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Kernels by name: our own, or anyone's as ``package.module:name``."""
+"""Kernels by name: our own, those of other projects, or anyone's as ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from verify_attn.kernels.base import (
     declared,
 )
 from verify_attn.kernels.builtin import BUILTIN
+from verify_attn.kernels.peers import PEERS
 from verify_attn.tracebacks import user_traceback as user_traceback
 
 MOST_NAMES = 40
 
 
 def load(name: str) -> VerifyKernel:
-    """The built-in of that name, or the object at ``package.module:name``.
+    """The built-in or the peer of that name, or the object at ``package.module:name``.
 
     Raises `KernelError` with what was given, the rule and, if the user's module itself failed,
     the traceback of the user's code.
@@ -31,9 +32,15 @@ def load(name: str) -> VerifyKernel:
     if name in BUILTIN:
         choose_triton_mode()
         return _wrap(name, _resolve(BUILTIN[name]))
+    if name in PEERS:
+        if missing := PEERS[name].missing():
+            raise KernelError(f"{name} cannot be used here: {missing}")
+        choose_triton_mode()
+        return _wrap(name, _resolve(PEERS[name].path))
     if ":" not in name:
         raise KernelError(
-            f"no kernel {name!r}; give one of {', '.join(BUILTIN)}, or package.module:name"
+            f"no kernel {name!r}; give one of {', '.join(BUILTIN)}, package.module:name, or a "
+            f"kernel of another project: {', '.join(PEERS)}"
         )
     choose_triton_mode()
     return _wrap(name, _resolve(name))
