@@ -1,4 +1,4 @@
-"""SGLang's known defects, found again through `examples/sglang_kernel.py`.
+"""SGLang's known defects, found again through the peers `sglang-extend` and `sglang-verify-mla`.
 
 Each test says in which versions the defect is and runs on the one that is installed: on a GPU, or
 in Triton's interpreter.  ``pip install --no-deps sglang==0.5.23`` runs the most.
@@ -34,22 +34,22 @@ def versions(*known: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def extend() -> VerifyKernel:
-    return load("examples.sglang_kernel:extend")
+    return load("sglang-extend")
 
 
 @pytest.fixture(scope="module")
 def verify_mla() -> VerifyKernel:
-    return load("examples.sglang_kernel:verify_mla")
+    return load("sglang-verify-mla")
 
 
 @pytest.fixture(scope="module")
-def example(extend: VerifyKernel) -> ModuleType:
-    return importlib.import_module("examples.sglang_kernel")
+def adapters(extend: VerifyKernel) -> ModuleType:
+    return importlib.import_module("verify_attn.kernels.peers.sglang")
 
 
 @pytest.fixture(scope="module")
-def device(example: ModuleType) -> str:
-    return "cpu" if example.INTERPRETED else "cuda"
+def device(adapters: ModuleType) -> str:
+    return "cpu" if adapters.INTERPRETED else "cuda"
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ class TestVerifyMla:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_columns_past_the_tile_are_dropped_if_causal(
-    example: ModuleType, causal: bool, device: str, dtype: str, bound: float
+    adapters: ModuleType, extend: VerifyKernel, causal: bool, device: str, dtype: str, bound: float
 ) -> None:
     """With ``is_causal=True`` the mask of a node is read up to the end of its tile of nodes only.
 
@@ -176,10 +176,10 @@ def test_columns_past_the_tile_are_dropped_if_causal(
     """
     nodes, rows_of_a_tile = 40, 32  # BLOCK_M of 576-wide heads everywhere but on sm_100 (16)
     batch = build(Case(((20, f"star:{nodes}"),), geometry="kimi-k2.6-tp8/1", dtype=dtype), device)
-    sizes = example.EXTEND._get_block_sizes_for_extend_attention(576, 512)
+    kernel = extend.target
+    sizes = kernel.module._get_block_sizes_for_extend_attention(576, 512)
     if sizes[3] != rows_of_a_tile:
         pytest.skip(f"tiles have {sizes[3]} rows on this GPU, the case is for {rows_of_a_tile}")
-    kernel = example.extend
     plan = kernel.plan(batch)
     kernel.prepare(batch, plan)
     plan.mask.fill_(True)  # every node sees every node
@@ -187,7 +187,7 @@ def test_columns_past_the_tile_are_dropped_if_causal(
     arguments = list(kernel.arguments(batch, plan, out))
     assert arguments[10] is True
     arguments[10] = causal
-    example.quiet(kernel.function)(*arguments, sm_scale=batch.softmax_scale)
+    adapters.quiet(kernel.function)(*arguments, sm_scale=batch.softmax_scale)
 
     k = batch.kv_pool[batch.page_table[0, : 20 + nodes].long(), 0].double().cpu()
     weights = torch.softmax(batch.softmax_scale * batch.q[:, 0].double().cpu() @ k.T, dim=1)
