@@ -1,0 +1,158 @@
+"""A run's folder as it was left: whole, half-written or interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verify_attn.record import RecordError, read_record
+
+STEPS = ("doctor", "check", "bench", "sweep")  # the order in which a run takes them
+RUN_RECORD = "run.json"
+Record = dict[str, Any]
+
+
+class FolderError(ValueError):
+    """Nothing to report on; the message says what was given and what is asked for."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``problem``: why there is no record (missing, half-written, of another version); a record
+    that was read may still be of an interrupted step."""
+
+    name: str
+    record: Record | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """``path``: the folder, or the one record file.  ``steps`` has all of `STEPS`."""
+
+    path: Path
+    run: Record | None
+    steps: dict[str, Step]
+    run_problem: str | None = None
+
+    @property
+    def alone(self) -> bool:
+        """One record, not a run's folder: nothing is known of the other steps."""
+        return not self.path.is_dir()
+
+    def case(self, step: str) -> Record | None:
+        """What the run's own record says of a step."""
+        cases = [] if self.run is None else self.run["cases"]
+        return next((case for case in cases if case["id"] == step), None)
+
+
+def record_name(step: str) -> str:
+    """Of the step's record in the folder."""
+    return f"{step}.json"
+
+
+def read_folder(path: Path) -> Folder:
+    """Read a run's folder, its ``run.json``, or one record of a step.
+
+    A bad record in a folder is its step's problem; raises `FolderError` where there is nothing to
+    read at all.
+    """
+    try:
+        if path.name == RUN_RECORD and path.is_file():
+            path = path.parent
+        if path.is_file():
+            return _alone(path)
+        folder = path.is_dir()
+    except OSError as wrong:
+        raise FolderError(f"{path} cannot be read: {wrong}") from None
+    if not folder:
+        raise FolderError(f"{path} is neither the folder of a run nor a record in one")
+    run, run_problem = _read(path / RUN_RECORD)
+    steps = {name: Step(name, *_read(path / record_name(name))) for name in STEPS}
+    if run is None and all(step.record is None for step in steps.values()):
+        problems = "; ".join(f"{name}: {step.problem}" for name, step in steps.items())
+        raise FolderError(
+            f"{path} holds no record of a run ({problems}); give a folder that verify-attn run made"
+        )
+    return Folder(path, run, steps, run_problem)
+
+
+def _alone(path: Path) -> Folder:
+    record, problem = _read(path)
+    if record is None:
+        raise FolderError(problem)
+    kind = kind_of(record)
+    steps = {name: Step(name, None, f"{path.name} is a record of {kind}") for name in STEPS}
+    return Folder(path, None, steps | {kind: Step(kind, record, None)})
+
+
+def kind_of(record: Record) -> str:
+    """Which step's record this is, by what it holds; raises `FolderError` for another's."""
+    words = str(record.get("command", "")).split()
+    if words[:1] == ["verify-attn"] and words[1:2] and words[1] in STEPS:
+        return words[1]
+    cases = record["cases"]
+    if any("answers" in case for case in cases):
+        return "sweep"
+    if any("check" in case["parameters"] for case in cases):
+        return "check"
+    if any("run_ms" in case["metrics"] for case in cases):
+        return "bench"
+    raise FolderError(
+        f"a record of {str(record.get('command'))!r} has no report; one of {', '.join(STEPS)} has"
+    )
+
+
+def _read(path: Path) -> tuple[Record | None, str | None]:
+    """(record, None), or (None, why there is none)."""
+    try:
+        record = read_record(path)
+    except RecordError as wrong:
+        if str(wrong) == f"no record at {path}":
+            return None, f"{path.name} is missing"
+        return None, str(wrong).replace(str(path), path.name)
+    damage = _damage(record)
+    return (record, None) if damage is None else (None, f"{path.name} is damaged: {damage}")
+
+
+# What every reader of a record relies on, beyond its cases' statuses.
+CASE_HAS: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "reason": (str, type(None)),
+    "metrics": (dict,),
+    "parameters": (dict,),
+}
+CASE_MAY: dict[str, tuple[type, ...]] = {
+    "notes": (list,), "failures": (list,), "floors": (list,), "findings": (list,),
+    "attribution": (list,), "answers": (list,), "absent": (dict,), "exit_code": (int, type(None)),
+}  # fmt: skip
+RECORD_MAY: dict[str, tuple[type, ...]] = {
+    "environment": (dict,), "findings": (list,), "overview": (dict,), "server": (dict,),
+    "progress": (dict,),
+}  # fmt: skip
+LISTED = ("failures", "floors", "findings", "attribution", "answers")
+
+
+def _damage(record: Record) -> str | None:
+    """The first thing that is not of its type: a record may come from anywhere."""
+    for name, kinds in RECORD_MAY.items():
+        if name in record and not isinstance(record[name], kinds):
+            return f"its {name} is {_kind(record[name])}"
+    for number, case in enumerate(record["cases"]):
+        for name, kinds in (CASE_HAS | CASE_MAY).items():
+            if name in CASE_MAY and name not in case:
+                continue
+            if not isinstance(case.get(name), kinds):
+                return f"{name} of case {number} is {_kind(case.get(name))}"
+        for name in LISTED:
+            if any(not isinstance(item, dict) for item in case.get(name, ())):
+                return f"{name} of case {number} has something that is no object"
+    for finding in record.get("findings", ()):
+        if not isinstance(finding, dict) or not isinstance(finding.get("cause"), str):
+            return "a finding without a cause"
+    return None
+
+
+def _kind(value: object) -> str:
+    return "absent" if value is None else type(value).__name__
