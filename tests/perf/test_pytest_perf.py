@@ -12,6 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+# Imported here, they are not imported anew by each of the pytests below.
+import tests.perf.scripted  # noqa: F401
+import verify_attn.perf.pedantic
+import verify_attn.pytest_compare  # noqa: F401
 from verify_attn.generate import Case
 from verify_attn.perf.bench import LEAST_ROUNDS, MOST_ROUNDS
 from verify_attn.perf.own_case import cell_of
