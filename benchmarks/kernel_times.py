@@ -26,7 +26,7 @@ from verify_attn.record import new_record, write_record
 
 CONTEXTS = (1_427, 11_402, 31_952, 63_903, 127_802, 184_728)
 NODES = (8, 32, 64)
-KERNELS = ("triton-unsplit", "triton-split", "examples.sglang_kernel:extend")
+KERNELS = ("triton-unsplit", "triton-split", "sglang-extend")
 ROUNDS, WARM_UP = 15, 3
 FLUSH_BYTES = 1 << 30
 

@@ -11,19 +11,20 @@ from pathlib import Path
 
 from verify_attn.record import read_record
 
-NAMES = {"examples.sglang_kernel:extend": "SGLang 0.5.23 extend"}
-KERNELS = ("examples.sglang_kernel:extend", "triton-unsplit", "triton-split")
+SGLANG = "sglang-extend"
+FORMER_NAMES = {"examples.sglang_kernel:extend": SGLANG}  # in records of before
+NAMES = {SGLANG: "SGLang 0.5.23 extend"}
+KERNELS = (SGLANG, "triton-unsplit", "triton-split")
 
 
 def main() -> None:
     """Rewrite the README's table."""
     record, readme = read_record(Path(sys.argv[1])), Path(sys.argv[2])
-    times = {
-        (c["parameters"]["kernel"], c["parameters"]["context"], c["parameters"]["nodes"]): c[
-            "metrics"
-        ]["median_ms"]
-        for c in record["cases"]
-    }
+    times = {}
+    for case in record["cases"]:
+        cell = case["parameters"]
+        kernel = FORMER_NAMES.get(cell["kernel"], cell["kernel"])
+        times[kernel, cell["context"], cell["nodes"]] = case["metrics"]["median_ms"]
     contexts = sorted({context for _, context, _ in times})
     nodes = sorted({n for _, _, n in times})
     lines = ["| tokens | nodes | " + " | ".join(NAMES.get(k, k) for k in KERNELS) + " |"]

@@ -76,3 +76,20 @@ def test_padding_rows_see_the_prefix_alone():
     padded = work_of(Case(((30, "chain:4+2"),)))
     one_row = flops_of_a_pair(Case(((1, "chain:1"),)).attention_geometry)
     assert padded.flops - alone.flops == 2 * 30 * one_row
+
+
+@pytest.mark.parametrize("changes", [{}, {"page_size": 4, "dtype": "bfloat16"}])
+def test_an_fp8_pool_is_half_the_bytes_or_less(changes: dict):
+    case = Case(((40, "random:9:1"), (7, "chain:3")), kv_dtype="float8_e4m3fn").changed(**changes)
+    kv, other, operations = counted(case)
+    work = work_of(case)
+    assert (work.kv_bytes, work.other_bytes, work.flops) == (kv, other, operations)
+    assert (
+        kv * case.changed(kv_dtype="").pool_dtype.itemsize
+        == work_of(case.changed(kv_dtype="")).kv_bytes
+    )
+
+
+def test_rows_outside_an_fp8_pool_are_not_fp8():
+    case = Case(((40, "chain:5"),), dtype="bfloat16", node_kv=True, kv_dtype="float8_e4m3fn")
+    assert work_of(case).kv_bytes == 48 * (40 * 1 + 5 * 2)
