@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.unit.user_kernels import COMMAND, PYTHONPATH, check, user, verify_attn
+from verify_attn.kernels.peers import available
 from verify_attn.record import STATUSES
 
 __all__ = ["user"]
@@ -106,3 +107,5 @@ def test_doctor_names_the_mode_and_every_kernel(tmp_path):
     assert re.search(r"^Triton +(interpreter|compiled|not installed)", done.stdout, re.MULTILINE)
     for kernel in ("torch", "triton-unsplit", "triton-split"):
         assert re.search(rf"^kernel {kernel} +(runs with|cannot run:) \w", done.stdout, re.M)
+    for peer, why in available().items():
+        assert re.search(rf"^peer {peer} +{re.escape(why or 'usable')}", done.stdout, re.M)

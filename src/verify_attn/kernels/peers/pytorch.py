@@ -174,7 +174,7 @@ class Flex(Gathered):
             # Lengths are dynamic, but not whether there is one node or one block of tokens: some
             # shapes are compiled anew, and at the limit of those, 8, it would raise.
             with dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
-                out, more = _compiled()(q, k, v, kernel_options=TILES, **options)
+                out, more = _compiled()(q, k, v, kernel_options=dict(TILES), **options)
         else:  # even uncompiled it would be traced, which takes a second a shape
             with patch.object(flex_module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
                 out, more = flex_attention(q, k, v, **options)
