@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from verify_attn.commit import current_commit
 from verify_attn.environment import environment
 
 SCHEMA_VERSION = 1
@@ -31,6 +32,7 @@ def new_record(command: Sequence[str]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "command": shlex.join(command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": current_commit(),
         "environment": environment(),
         "cases": [],
     }
@@ -81,10 +83,19 @@ def _replacing(path: Path) -> Iterator[IO[str]]:
 def read_record(path: Path) -> dict[str, Any]:
     """Read a record; raises `RecordError` for anything else."""
     try:
-        record = json.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         raise RecordError(f"no record at {path}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} is no record: {error}") from None
+    return parse_record(text, str(path))
+
+
+def parse_record(text: str | bytes, path: str) -> dict[str, Any]:
+    """A record that was read from somewhere; ``path`` is for the `RecordError` of anything else."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is no record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
     if version != SCHEMA_VERSION:
