@@ -461,7 +461,7 @@ def test_thresholds_of_pyproject(inner: Inner) -> None:
 def test_a_vanished_and_a_renamed_case(inner: Inner) -> None:
     path = inner.baseline("fast", "base")
     inner.tests("fast")
-    result = inner.compared(path)
+    result = inner.compared(path, "--benchmark-only")
     result.assert_outcomes(passed=2, failed=1)
     assert "missing" in inner.junit["compare[test_inner.py::test_it[base]]"]
     (inner.path / "test_inner.py").rename(inner.path / "test_other.py")
