@@ -42,6 +42,7 @@ TILES = {
     "FORCE_USE_FLEX_ATTENTION": True,
 }
 RECOMPILE_LIMIT = 64
+TREE_SIDE = 512  # trees come in squares of multiples of it, so that their shape compiles once
 
 
 @dataclass
@@ -151,6 +152,12 @@ class Flex(Gathered):
 
     capabilities = Capabilities(dtypes=(torch.float16, torch.bfloat16, torch.float32))
 
+    def unsupported(self, batch: VerifyBatch) -> str | None:
+        """Float32 on a GPU: its tiles would be twice as large."""
+        if batch.device.type == "cuda" and batch.q.dtype == torch.float32:
+            return "float32 rows of 576 do not fit into shared memory"
+        return super().unsupported(batch)
+
     def masks(self, batch: VerifyBatch) -> list[BlockMask | None]:
         flat, ends = adapters.tree_only_mask(batch)
         made: list[BlockMask | None] = []
@@ -159,7 +166,10 @@ class Flex(Gathered):
             if n == 0:
                 made.append(None)
                 continue
-            rule = _rule(flat[begin:end].view(n, n).clone(), prefix)
+            side = -(-n // TREE_SIDE) * TREE_SIDE
+            tree = flat.new_zeros(side, side)
+            tree[:n, :n] = flat[begin:end].view(n, n)
+            rule = _rule(tree, prefix)
             made.append(create_block_mask(rule, None, None, n, prefix + n, device=batch.device))
         return made
 
