@@ -274,6 +274,28 @@ def compare_command(baseline: Path, candidate: Path, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--branch", metavar="NAME", help="Of the repository FOLDER, read without a checkout.")
+@click.option("--case", "cases", multiple=True, metavar="PATTERN", help="An id or a glob; repeat.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME",
+              help="[bench run_ms and limit_share; sweep decode_tok_s, step_ms and first_token_s; "
+              "check worst_over_bound; compare run_ratio]")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
+              help="Write the charts here.")  # fmt: skip
+@click.option("--json", "record", type=click.Path(path_type=Path), metavar="FILE",
+              help="Write the run record here.")  # fmt: skip
+def history(folder: Path, **options: Any) -> None:
+    """When did it get worse?  Records kept in FOLDER, at any depth, over their commits.
+
+    Exit codes: 0 nothing got worse and stayed so, 1 something did, 2 no folder, no record, nothing
+    that matches, 3 too few records to say.
+    """
+    from verify_attn.history_command import run_history
+
+    sys.exit(run_history(folder, **options))
+
+
+@main.command()
 def doctor() -> None:
     """Say what this machine has and what can run on it."""
     from verify_attn.commands import run_doctor
