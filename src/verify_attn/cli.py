@@ -26,6 +26,31 @@ def main() -> None:
 
 @main.command()
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
+@click.option("--url", help="Your server's [the package's own, started beside].")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+              help="The folder of the run [verify-attn-runs/<UTC time>].")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run [the latest].")
+@click.option("--quick", is_flag=True, help="Fewer cases and lengths: a first look.")
+@click.option("--examples", type=click.IntRange(1, 1_000_000), help="As of check.")
+@click.option("--contexts", metavar="SIZES", help="As of sweep.")
+@click.option("--max-tokens", type=int, help="As of sweep.")
+@click.option("--floors", metavar="FILE", help="As of sweep.")
+@click.option("--against", metavar="FILE", help="As of sweep.")
+@click.option("--sweep", metavar="OPTIONS", help="More of sweep's: '--geometry NAME --gpu NAME'.")
+def run(out: Path | None, resume: bool, **options: Any) -> None:
+    """Everything in one command: doctor, check, bench, sweep; one verdict, one folder.
+
+    KERNEL is a built-in's name (all of them by default) or your own, package.module:name.  Without
+    a GPU it takes minutes and says what was not tested.
+    """
+    from verify_attn.run_command import run_run
+    from verify_attn.run_plan import Asked
+
+    sys.exit(run_run(Asked(**options), out, resume))
+
+
+@main.command()
+@click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option(
     "--examples", type=click.IntRange(1, 1_000_000), help="Cases a kernel [1000; 24 without a GPU]."
 )

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 EMBEDDED = "embedded"  # in place of a URL
 READY_LIMIT_S = 120.0
@@ -23,17 +24,22 @@ class NotReadyError(RuntimeError):
 
 @contextlib.contextmanager
 def serving(
-    arguments: Sequence[str] = ("tiny",), *, limit_s: float = READY_LIMIT_S
+    arguments: Sequence[str] = ("tiny",),
+    *,
+    limit_s: float = READY_LIMIT_S,
+    log: Path | None = None,
 ) -> Iterator[str]:
     """The URL of `verify-attn serve` with these arguments, on a free port of loopback.
 
-    Raises `NotReadyError` if it ends, or is not ready within ``limit_s``.
+    ``log``: keep there what it prints.  Raises `NotReadyError` if it ends, or is not ready within
+    ``limit_s``.
     """
-    command = [sys.executable, "-m", "verify_attn.cli", "serve", *arguments, "--port", "0"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    # -P: a file of the user's called random.py is not to be torch's random.
+    command = [sys.executable, "-P", "-m", "verify_attn.cli", "serve", *arguments, "--port", "0"]
+    with tempfile.TemporaryFile("w+") if log is None else log.open("w+") as kept:
+        process = subprocess.Popen(command, stdout=kept, stderr=subprocess.STDOUT)
         try:
-            yield _url(process, " ".join(command), log.fileno(), limit_s)
+            yield _url(process, " ".join(command), kept.fileno(), limit_s)
         finally:
             process.terminate()
             try:

@@ -6,22 +6,35 @@ from collections.abc import Iterator
 
 from verify_attn.report.folder import STEPS, Folder, Record
 
+NO_GPU = "no GPU"
+
 
 def not_tested(folder: Folder) -> Iterator[str]:
-    """One line for each thing, the machine's own limits first."""
+    """One line for each thing: the machine's own limits, whole steps, then parts of steps."""
     if folder.run_problem and not folder.alone and not folder.run_problem.endswith("is missing"):
         yield f"run: {folder.run_problem}; the verdict is from the steps' records alone"
     yield from _machine(folder)
     for step in STEPS:
-        record, case = folder.steps[step].record, folder.case(step)
-        if case is not None and case["status"] == "skipped":
-            yield f"{step}: {case['reason']}"
-        elif record is None and not folder.alone:
-            not_begun = folder.run is not None and case is None
-            yield f"{step}: {'not begun' if not_begun else folder.steps[step].problem}"
-        yield from (f"{step}: {note}" for note in (case or {}).get("notes", ()))
+        yield from (f"{step}: {line}" for line in _whole(folder, step))
+    for step in STEPS:
+        record = folder.steps[step].record
         if record is not None:
-            yield from (f"{step}: {line}" for line in _left_out(step, record))
+            yield from (f"{step}: {line}" for line in _left_out(record))
+
+
+def _whole(folder: Folder, step: str) -> Iterator[str]:
+    """What was not done of a step at all, or was done otherwise than asked."""
+    record, case = folder.steps[step].record, folder.case(step)
+    if case is not None and case["status"] == "skipped":
+        if not str(case["reason"]).startswith(NO_GPU):  # said of the machine
+            yield str(case["reason"])
+    elif record is None and not folder.alone:
+        not_begun = folder.run is not None and case is None
+        yield "not begun" if not_begun else str(folder.steps[step].problem)
+    yield from map(str, (case or {}).get("notes", ()))
+    swept = step == "sweep" and record is not None and bool(record["cases"])
+    if swept and not (record or {}).get("floors_given"):
+        yield "no floor was given: decode rates were held to no limit"
 
 
 def _machine(folder: Folder) -> Iterator[str]:
@@ -34,10 +47,10 @@ def _machine(folder: Folder) -> Iterator[str]:
         if known.get("triton") == "interpreter"
         else "Triton kernels could not run"
     )
-    yield f"no GPU: nothing was timed; {triton}"
+    yield f"{NO_GPU}: nothing was timed; {triton}"
 
 
-def _left_out(step: str, record: Record) -> Iterator[str]:
+def _left_out(record: Record) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
     for case in record["cases"]:
         if case["status"] == "skipped":
@@ -49,8 +62,6 @@ def _left_out(step: str, record: Record) -> Iterator[str]:
     if isinstance(bench, dict):
         for peer, reason in (bench.get("left_out") or {}).items():
             yield f"{peer}: {reason}"
-    if step == "sweep" and record["cases"] and not record.get("floors_given"):
-        yield "no floor was given: decode rates were held to no limit"
 
 
 def _cut_short(record: Record) -> Iterator[str]:
