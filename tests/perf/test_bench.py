@@ -14,6 +14,7 @@ from verify_attn.kernels.base import Capabilities, VerifyKernel
 from verify_attn.kernels.torch_kernel import torch_verify
 from verify_attn.perf.axes import AXES, QUICK, AxisError, Cell, cells
 from verify_attn.perf.bench import LEAST_ROUNDS, MOST_ROUNDS, WARM_UP, Bench
+from verify_attn.perf.case import own_rates
 from verify_attn.perf.device import Reading
 from verify_attn.perf.roofline import Rates, limit, work_of
 from verify_attn.perf.subject import MOST_COPIES
@@ -214,6 +215,12 @@ class TestCheats:
         assert "no more" in cases["a"]["reason"]
         assert cases["b"]["status"] == "pass"
         assert "speedup" not in cases["b"]["metrics"]
+
+
+def test_fp8_products_are_held_to_twice_the_arithmetic() -> None:
+    rates = Rates(10.0, 1.0, "scripted")
+    assert own_rates(rates, Capabilities()) == rates
+    assert own_rates(rates, Capabilities(products=torch.float8_e4m3fn)).tflops == 2.0
 
 
 def test_two_modes_are_said() -> None:

@@ -80,7 +80,7 @@ def _empty(trial: Trial) -> None:
 def _nan_reason(trial: Trial, batch: VerifyBatch, first: int) -> str | None:
     """The rows' own NaN, or one that is read from where nothing may be read."""
     clean = {
-        name: tensor.nan_to_num()
+        name: tensor.float().nan_to_num().to(tensor.dtype)  # fp8 has no nan_to_num
         for name in ("q", "kv_pool", "node_kv")
         if (tensor := getattr(batch, name)) is not None
     }

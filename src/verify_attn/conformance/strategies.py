@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from verify_attn.assemble import LAYOUTS, POOL_LAYOUTS, Q_LAYOUTS, TABLE_LAYOUTS
+from verify_attn.assemble import KV_DTYPES, LAYOUTS, POOL_LAYOUTS, Q_LAYOUTS, TABLE_LAYOUTS
 from verify_attn.generate import DTYPES, Case
 from verify_attn.kernels.base import Capabilities
 
@@ -139,8 +139,18 @@ def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
         tables=draw(st.sampled_from(TABLE_LAYOUTS)),
         host_copies=draw(st.sampled_from((True, True, True, False))),
         values=draw(st.sampled_from(VALUES)),
+        kv_dtype=draw(st.sampled_from(_kv_dtypes(kernel))),
         seed=draw(st.integers(0, 2**16)),
     )
+
+
+def _kv_dtypes(kernel: Capabilities) -> list[str]:
+    """Of the pool: q's own dtype, and what else the kernel declares."""
+    if kernel.kv_dtypes is None:
+        return [""]
+    own = any(dtype in DTYPES.values() for dtype in kernel.kv_dtypes)
+    narrow = [name for name, dtype in KV_DTYPES.items() if dtype in kernel.kv_dtypes]
+    return ["", "", "", *narrow] if own else narrow or [""]
 
 
 def _nodes(tree: str) -> int:

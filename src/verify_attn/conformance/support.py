@@ -134,5 +134,5 @@ def other_row(trial: Trial, row: torch.Tensor) -> torch.Tensor:
     """The latent part with other signs; the rope part, and so most of the weight, as it was."""
     other = row.clone()
     latent = trial.case.attention_geometry.latent_dim
-    other[:latent] = -2.0 * row[:latent]
+    other[:latent] = (-2.0 * row[:latent].float()).to(row.dtype)  # fp8 has no product
     return other
