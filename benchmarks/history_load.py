@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import io
 import json
 import tempfile
@@ -35,7 +36,7 @@ def record(command: str, number: int, cases: list[dict[str, Any]]) -> dict[str, 
     return {
         "schema_version": 1, "command": f"verify-attn {command} --json {command}.json",
         "started": (FIRST + timedelta(hours=6 * number)).isoformat(),
-        "commit": f"{number + 1:040x}",
+        "commit": hashlib.sha1(str(number).encode()).hexdigest(),
         "environment": {
             "gpus": [GPU], "triton": "compiled", "platform": "Linux", "cpu_count": 16,
             "versions": {"torch": "2.11.0", "triton": "3.6.0"}, "executable": "python3",

@@ -22,6 +22,7 @@ STYLES = {"worse": "bold red", "better": "green", "changed": "yellow"}
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _WIDTH = 24  # characters of a sparkline
 _CALM = 0.1  # a line that stays within this share of its middle is drawn as nearly flat
+_LISTED = 6  # series that are told of those that changed at the same commits
 _NAMED = 3  # files that are named of those left out for one reason
 
 
@@ -68,10 +69,14 @@ def show(console: Console, records: Records, series: Sequence[Series]) -> None:
         wide = console.options.update(max_width=1 << 16)
         console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)
-    for one in series:
-        for step in one.steps:
-            what = Text(step.verdict, style=STYLES[step.verdict])
-            console.print(what + _shown(f", {_name(one)}: {told(step)}"), soft_wrap=True)
+    for (verdict, commits), found in _by_commits(series).items():
+        what = Text(f"{verdict} at ", style=STYLES[verdict]) + _shown(commits)
+        since = f" ({found[0][1].first_bad.record.started:%Y-%m-%d %H:%M}): {len(found)} series"
+        console.print(what + since, soft_wrap=True)
+        for one, step in found[:_LISTED]:
+            _line(console, f"  {_name(one)}: {told(step)}", "")
+        if len(found) > _LISTED:
+            _line(console, f"  and {len(found) - _LISTED} more: the table, --json", "dim")
     notes: dict[str, list[str]] = {}
     for one in series:
         for note in [*([one.ended] if one.ended else []), *one.notes]:
@@ -82,6 +87,23 @@ def show(console: Console, records: Records, series: Sequence[Series]) -> None:
     for machine in sorted({one.machine for one in series}):
         _line(console, f"machine: {machine}", "dim")
     _line(console, summary(series), "bold")
+
+
+def _by_commits(series: Sequence[Series]) -> dict[tuple[str, str], list[tuple[Series, Step]]]:
+    """The changes by verdict and commits, the newest first, each with the largest first."""
+    found: dict[tuple[str, str], list[tuple[Series, Step]]] = {}
+    for one in series:
+        for step in one.steps:
+            found.setdefault((step.verdict, step.commits), []).append((one, step))
+    for same in found.values():
+        same.sort(key=lambda pair: -_size(pair[1]))
+    newest = sorted(found, key=lambda key: found[key][0][1].first_bad.record.started, reverse=True)
+    return {key: found[key] for key in newest}
+
+
+def _size(step: Step) -> float:
+    largest = max(abs(step.before), abs(step.after))
+    return abs(step.after - step.before) / largest if largest else 0.0
 
 
 def about(records: Records) -> list[str]:
@@ -104,12 +126,8 @@ def told(step: Step) -> str:
     """A change in one line."""
     ratio = f", x{step.after / step.before:.3f}" if step.before else ""
     between = f", {step.between} records between lack the figure" if step.between else ""
-    since = f"{step.first_bad.record.started:%Y-%m-%d %H:%M}"
     differs = "".join(f"; {what}" for what in step.differs)
-    return (
-        f"{step.before:.4g} -> {step.after:.4g}{ratio}, at {step.commits} ({since}{between})"
-        f"{differs}"
-    )
+    return f"{step.before:.4g} -> {step.after:.4g}{ratio}, at {step.commits}{between}{differs}"
 
 
 def summary(series: Sequence[Series]) -> str:

@@ -18,6 +18,7 @@ LEAST = 2 * MIN_SIDE  # records; with fewer nothing can be said
 LEAST_CHANGE = 0.02  # a smaller one is none that anybody should act on
 CHANCE = 1e-3  # of a false alarm in a series: a record has some hundred of them
 _OUTLIER = 4.0  # sizes of the noise, from the median of the five records around
+_ENDS = (slice(3), slice(4), slice(-4, None), slice(-3, None))  # five, where there are so many
 _MOST_KIN = 0.9  # no more of a record's deviation is taken to come from the one before
 
 
@@ -82,7 +83,9 @@ def changes(values: Sequence[float], intervals: Sequence[Interval | None] = ()) 
 def _without_outliers(series: Floats) -> Floats:
     """A record far off the median of the five around it counts as that median: one slow run is no
     segment.  A lasting change has three of the five on its side, and stays where it is."""
-    around = np.array([np.median(series[max(0, i - 2) : i + 3]) for i in range(len(series))])
+    inside = np.median(np.lib.stride_tricks.sliding_window_view(series, 5), axis=1)
+    ends = [float(np.median(series[part])) for part in _ENDS]
+    around = np.concatenate((ends[:2], inside, ends[2:]))
     off = np.abs(series - around)
     size = 1.4826 * np.median(off)
     # Where most records are exactly alike there is no size to go by: nothing is taken out.
