@@ -321,6 +321,23 @@ def history(folder: Path, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("records", metavar="FOLDER_OR_RECORD...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))  # fmt: skip
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="[report.html in the folder, or beside the record]")  # fmt: skip
+@click.option("--against", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="A saved sweep's record, drawn behind this one's.")  # fmt: skip
+def report(records: tuple[Path, ...], out: Path | None, against: Path | None) -> None:
+    """Make the HTML page of a run's folder, or of single records, from the records alone.
+
+    Ends in 0 where the page was written, whatever its verdict; 2 for what is no record.
+    """
+    from verify_attn.report_command import run_report
+
+    sys.exit(run_report(records, out=out, against=against))
+
+
+@main.command()
 def doctor() -> None:
     """Say what this machine has and what can run on it."""
     from verify_attn.commands import run_doctor

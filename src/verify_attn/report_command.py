@@ -1,0 +1,99 @@
+"""`verify-attn report`: the page of a run's folder, or of records, made again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from verify_attn.record import PASSED, RecordError, check_writable, read_record
+from verify_attn.report.folder import Folder, FolderError, Record, Step, read_folder
+from verify_attn.report.verdict import judge
+from verify_attn.terminal import error, output, printable
+
+NEEDED = ("plotly", "jinja2")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """``others``: records of no step, which some section may know."""
+
+    folder: Folder
+    others: list[Record] = field(default_factory=list)
+
+
+def run_report(paths: Sequence[Path], *, out: Path | None, against: Path | None) -> int:
+    """Write the page and say where; returns the exit code."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        return error(f"{' and '.join(missing)}: not installed; pip install 'verify-attn[report]'")
+    target = out or default_out(paths[0])
+    try:
+        inputs = read_inputs(paths)
+        saved = None if against is None else read_record(against)
+        given = paths if against is None else [*paths, against]
+        if target.resolve() in [path.resolve() for path in given]:
+            raise RecordError(f"--out {target} is one of the records; give another path")
+        check_writable(target)
+    except (FolderError, RecordError) as wrong:
+        return error(str(wrong))
+    from verify_attn.report.html import write_report
+
+    verdict = judge(inputs.folder)
+    try:
+        write_report(inputs.folder, verdict, target, saved, inputs.others)
+    except OSError as wrong:
+        return error(f"{target} is not written: {wrong}")
+    console = output()
+    console.print(printable(verdict.headline), soft_wrap=True)
+    size_mb = target.stat().st_size / 1e6
+    console.print(f"report: {printable(str(target))} ({size_mb:.1f} MB)", soft_wrap=True)
+    return PASSED
+
+
+def default_out(path: Path) -> Path:
+    """Into a folder, or beside a record."""
+    if path.is_file() and path.name != "run.json":
+        return path.with_suffix(".html")
+    return (path.parent if path.is_file() else path) / "report.html"
+
+
+def read_inputs(paths: Sequence[Path]) -> Inputs:
+    """A folder or a step's record, and further records that are added to it.
+
+    Raises `FolderError` where nothing given has a step, or two have the same one, and `RecordError`
+    for a file that is no record.
+    """
+    inputs: Inputs | None = None
+    others: list[Record] = []
+    for path in paths:
+        try:
+            found = read_folder(path)
+        except FolderError:
+            if not path.is_file() or len(paths) == 1:
+                raise
+            others.append(read_record(path))
+            continue
+        inputs = Inputs(found if inputs is None else _added(inputs.folder, found))
+    if inputs is None:
+        names = ", ".join(map(str, paths))
+        raise FolderError(
+            f"none of {names} is a run's folder or the record of check, bench, sweep or doctor; "
+            "give one of those, other records beside it"
+        )
+    return replace(inputs, others=others)
+
+
+def _added(folder: Folder, more: Folder) -> Folder:
+    """With the steps of another; the first one's path and run are kept."""
+    steps: dict[str, Step] = {}
+    for name, step in folder.steps.items():
+        extra = more.steps[name]
+        if step.record is not None and extra.record is not None:
+            raise FolderError(
+                f"{folder.path} and {more.path} both have a record of {name}; a report shows one "
+                "(a saved sweep to draw behind it is given with --against)"
+            )
+        steps[name] = step if extra.record is None else extra
+    return Folder(folder.path, folder.run or more.run, steps)
