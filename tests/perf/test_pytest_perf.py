@@ -81,6 +81,12 @@ def tired(batch, out, lse):
     if len(calls) > 30:
         raise SystemExit(3)
 
+def early(batch, out, lse):
+    torch_verify(batch, out, lse)
+    calls.append(1)
+    if len(calls) > 5:
+        raise SystemExit(3)
+
 @declare(page_sizes=(64,))
 def picky(batch, out, lse):
     torch_verify(batch, out, lse)
@@ -96,7 +102,7 @@ CELL = Cell(context=40, nodes=5, heads=4, geometry="tiny", dtype="float32")
 def test_it(verify_benchmark, kernel):
     verify_benchmark(f"mine:{kernel}", CELL, PART)
 """
-SECONDS = {f"mine:{k}": 1e-3 for k in ("fast", "cheat", "tired", "picky", "wrong")}
+SECONDS = {f"mine:{k}": 1e-3 for k in ("fast", "cheat", "tired", "early", "picky", "wrong")}
 SECONDS |= {"mine:base": 4e-3}
 SAVED: dict[tuple[str, ...], bytes] = {}
 FAST = "test_inner.py::test_it[fast]"
@@ -235,6 +241,7 @@ def test_the_baseline_itself_and_a_failing_one_give_no_speedup(inner: Inner) -> 
         ("wrong", "*fail: the kernel differs from the reference: * of out, the first at*"),
         ("cheat", "*fail: the answer of a timed call is wrong*"),
         ("tired", "*error: the kernel raised while it was timed*"),
+        ("early", "*error: the kernel raised while it was timed*"),
     ],
 )
 def test_no_time_for_a_kernel_that_fails(inner: Inner, kernel: str, told: str) -> None:

@@ -144,7 +144,7 @@ def _used(benchmark: Any) -> Iterator[None]:
     used, with an error and without a time."""
     try:
         yield
-    except Exception as reason:
+    except (Exception, SystemExit) as reason:
         failure = reason
 
         def fail() -> None:
