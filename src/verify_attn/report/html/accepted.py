@@ -17,6 +17,7 @@ WIDEST = 64  # committed tokens and positions drawn
 class Accepted:
     """``steps[k]``: steps that accepted k drafts; ``positions[k]``: share that accepted k + 1."""
 
+    line: str
     name: str
     steps: list[float]
     positions: list[float]
@@ -69,23 +70,29 @@ def _accepted(line: str, point: Record) -> Accepted | None:
     words.append(plain(point.get("id"), 60) if at is None else f"{at:,.0f} tokens")
     if not sum(steps) > 0 or min(steps) < 0:
         steps = []
-    return Accepted(", ".join(words), steps, positions) if steps or positions else None
+    return Accepted(line, ", ".join(words), steps, positions) if steps or positions else None
 
 
 def _ends(known: list[Accepted]) -> list[Accepted]:
-    """The first and the last few: what lies between them does too, mostly."""
-    half = SHOWN // 2
-    return known if len(known) <= SHOWN else [*known[:half], *known[-half:]]
+    """The shortest and the longest context of each line, as far as they fit."""
+    if len(known) <= SHOWN:
+        return known
+    found: list[Accepted] = []
+    for name in dict.fromkeys(a.line for a in known):
+        own = [a for a in known if a.line == name]
+        found += own if len(own) < 2 else [own[0], own[-1]]
+    return found[:SHOWN]
 
 
 def _histogram(known: list[Accepted]) -> Chart:
     kept = _ends(known)
     left = f"{len(kept)} of {len(known)} points are drawn" if len(kept) < len(known) else ""
     data = [{
-        "type": "bar", "name": fig.label(a.name), "x": list(range(1, len(a.steps) + 1)),
+        "type": "bar", "name": fig.legend(a.name), "x": list(range(1, len(a.steps) + 1)),
         "y": [n / sum(a.steps) for n in a.steps],
         "marker": {"color": fig.colour(i), "line": {"color": fig.SURFACE, "width": 1},
-                   "pattern": {"shape": ("", "/", ".", "x")[i % 4], "fgcolor": fig.SURFACE,
+                   "pattern": {"shape": ("", "/", ".", "x")[i % 4], "fillmode": "overlay",
+                               "fgcolor": fig.SURFACE,
                                "solidity": 0.3}},
         "hoverinfo": "text",
         "hovertext": [fig.hover(a.name, f"{k + 1} committed: {n:,.0f} steps, "
@@ -111,7 +118,7 @@ def _by_position(known: list[Accepted]) -> Chart:
     kept = known[: fig.LINES]
     note = fig.TOO_MANY.format(drawn=len(kept), all=len(known)) if len(kept) < len(known) else ""
     data = [{
-        "type": "scatter", "mode": "lines+markers", "name": fig.label(a.name),
+        "type": "scatter", "mode": "lines+markers", "name": fig.legend(a.name),
         "x": list(range(1, len(a.positions) + 1)), "y": a.positions,
         "line": {"color": fig.colour(i), "width": 2, "dash": fig.dash(i)},
         "marker": {"color": fig.colour(i), "size": 7, "symbol": fig.symbol(i)},

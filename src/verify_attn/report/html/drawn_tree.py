@@ -43,7 +43,8 @@ def tree_section(record: Record | None) -> Section:
         shown = Example(
             DraftTree(EXAMPLE),
             "An example of nine nodes, since no check failed on a tree."
-            if found is None else "An example of nine nodes.",
+            if found is None
+            else "An example of nine nodes.",
         )
     return Section("tree", "A draft tree and its mask", kind="tree", notes=notes,
                    more=_drawing(shown))  # fmt: skip

@@ -7,8 +7,11 @@ one, and the page's script swaps them.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from verify_attn.report.html.values import ROWS, plain
@@ -30,6 +33,9 @@ _IN_THE_DARK = {
     **dict(zip(COLOURS, ("#6db9f2", "#ff9e66", "#3fcfa0", "#d9a0ee", "#e3c64b", "#5fd4e6",
                          "#c3cad3"), strict=True)),
 }  # fmt: skip
+# One figure, or the two ends of an interval.
+_FIGURES = re.compile(r"-?[\d.,]+(e[-+]\d+)?%?( to -?[\d.,]+)?")
+NAME = 38  # characters of a name in a legend
 LINES, POINTS = 12, 60  # of one chart, points of each line
 
 
@@ -61,7 +67,7 @@ class Table:
     def numeric(self) -> list[bool]:
         """Which columns hold figures alone."""
         return [
-            any(cells) and all(not c or c[0].isdigit() or c[0] == "-" for c in cells)
+            any(cells) and all(not c or _FIGURES.fullmatch(c) for c in cells)
             for cells in ([row[i] for row in self.rows] for i in range(len(self.head)))
         ]
 
@@ -100,8 +106,25 @@ class Section:
 
 def label(text: object, most: int = 120) -> str:
     """Text for plotly, in which markup stays text."""
-    shown = plain(text, most).replace("\n", " ")
+    shown = plain(str(text)[: most + 1], most + 1).replace("\n", " ")
+    shown = shown if len(shown) <= most else f"{shown[: most - 3]}..."
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def legend(text: object) -> str:
+    """A label short enough for a legend on a phone; hover boxes and tables have it whole."""
+    shown = plain(text, 200).replace("\n", " ")
+    return label(shown if len(shown) <= NAME else f"{shown[: NAME - 14]}...{shown[-11:]}")
+
+
+def wrapped(text: str, width: int = 20) -> str:
+    """A label of a category in lines that leave a phone room for the chart, broken at commas."""
+    rows = [""]
+    for word in re.split(r", |,(?!\d{3})", text):
+        if rows[-1] and len(rows[-1]) + len(word) + 2 > width:
+            rows.append("")
+        rows[-1] += f", {word}" if rows[-1] else word
+    return "<br>".join(label(row, 2 * width) for row in rows[:4])
 
 
 def hover(*lines: object) -> str:
@@ -133,14 +156,35 @@ def symbol(i: int) -> str:
     return SYMBOLS[i % len(SYMBOLS)]
 
 
-def axis(title: str, *, log: bool = False, **more: Any) -> Figure:
-    """An axis; a linear one begins at zero."""
-    kind = {"type": "log"} if log else {"type": "linear", "rangemode": "tozero"}
-    shown = f"{title} (log scale)" if log else title
+def axis(title: str, *, log: bool = False, values: Sequence[float] = (), **more: Any) -> Figure:
+    """An axis; a linear one begins at zero.  ``values``: what a logarithmic one has ticks for."""
+    kind: Figure = {"type": "log"} if log else {"type": "linear", "rangemode": "tozero"}
+    if log and any(v > 0 for v in values):
+        ticks = _ticks([v for v in values if v > 0])
+        kind |= {"tickvals": ticks, "ticktext": [short(t) for t in ticks]}
+    shown = f"{title} (log)" if log else title
     return kind | {
         "title": {"text": shown}, "gridcolor": GRID, "zerolinecolor": GRID, "linecolor": MUTED,
         "automargin": True, **more,
     }  # fmt: skip
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """The values themselves where they are few and apart, else 1, 2 and 5 of every power of ten
+    that they span, or 1 alone where they span many."""
+    own = sorted(set(values))
+    if len(own) <= 6 and all(b >= 1.6 * a for a, b in pairwise(own)) and len(own) > 1:
+        return own
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    digits = (1, 2, 5) if high - low <= 3 else (1,)
+    return [d * 10.0**power for power in range(low, high + 1) for d in digits]
+
+
+def short(value: float) -> str:
+    """Of a tick: 31,952 is 32k, for there is little room on a phone."""
+    if value >= 1000:
+        return f"{value / 1000:,.3g}k"
+    return f"{value:.3g}"
 
 
 def layout(x: Figure, y: Figure, *, height: int = 400, **more: Any) -> Figure:
@@ -150,7 +194,7 @@ def layout(x: Figure, y: Figure, *, height: int = 400, **more: Any) -> Figure:
         "font": {"color": INK, "size": 13, "family": "system-ui, sans-serif"},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
-        "legend": {"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top", "font": {"size": 12}},
         "showlegend": True, "hovermode": "closest",
         "hoverlabel": {"bgcolor": SURFACE, "bordercolor": MUTED, "font": {"color": INK},
                        "align": "left"},

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from verify_attn.report.html import figure as fig
 from verify_attn.report.html.figure import Chart, Section, Table
 from verify_attn.report.html.kernels import AXES, time_of
+from verify_attn.report.html.sweeps import above
 from verify_attn.report.html.values import (
     Record,
     metric,
@@ -56,8 +57,8 @@ def _runs(moved: list[Record]) -> Chart:
             f"{plain(c.get('id'), 60)}: {said(metric(c, 'runs_before'))} runs become "
             f"{said(metric(c, 'runs_after'))}" for c in kept[:4]), note]),
         _pairs(kept, "runs_before", "runs_after", "runs"),
-        fig.layout(fig.axis("", type="category"), fig.axis("runs of pages", log=True),
-                   barmode="group"),
+        _sideways(fig.axis("runs of pages", log=True, values=[
+            metric(c, n) or 0.0 for c in kept for n in ("runs_before", "runs_after")]), len(kept)),
         Table.of(["case", "runs before", "runs after", "rows moved", "plan ms", "move ms",
                   "step ms before", "step ms after", "before / after"], rows),
     )  # fmt: skip
@@ -72,47 +73,62 @@ def _steps(moved: list[Record]) -> list[Chart]:
     return [Chart(
         "defragmented-chart", "Step time before and after compaction",
         sentence(["; ".join(
-            f"{plain(c.get('id'), 60)}: {said(metric(c, 'before_to_after'))} times faster after"
-            for c in kept[:4] if metric(c, "before_to_after") is not None)]),
+            f"{plain(c.get('id'), 60)}: {said(metric(c, 'median_ms_before'))} ms before, "
+            f"{said(metric(c, 'median_ms_after'))} ms after" for c in kept[:4])]),
         _pairs(kept, "median_ms_before", "median_ms_after", "ms"),
-        fig.layout(fig.axis("", type="category"), fig.axis("step ms"), barmode="group"),
+        _sideways(fig.axis("step ms"), len(kept)),
         Table.of(["case", "step ms before", "step ms after"], [
             [plain(c.get("id"), 80), said(metric(c, "median_ms_before")),
              said(metric(c, "median_ms_after"))] for c in timed]),
     )]  # fmt: skip
 
 
+def _sideways(x: fig.Figure, rows: int) -> fig.Figure:
+    """A row a case, the first on top."""
+    names = fig.axis("", type="category", autorange="reversed", tickfont={"size": 11})
+    return fig.layout(x, names, height=200 + 56 * rows, barmode="group") | {
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+    }
+
+
 def _pairs(kept: list[Record], before: str, after: str, unit: str) -> list[fig.Figure]:
+    pairs = ((before, "before", "/"), (after, "after", ""))
     return [{
-        "type": "bar", "name": name, "x": [fig.label(c.get("id"), 60) for c in kept],
-        "y": [metric(c, key) for c in kept], "hoverinfo": "text",
-        "marker": {"color": fig.colour(i), "pattern": {"shape": shape, "fgcolor": fig.SURFACE,
-                                                       "solidity": 0.3}},
+        "type": "bar", "orientation": "h", "name": name, "hoverinfo": "text",
+        "y": [fig.wrapped(plain(c.get("id"), 100)) for c in kept],
+        "x": [metric(c, key) for c in kept],
+        "marker": {"color": fig.colour(i), "pattern": {"shape": shape, "fillmode": "overlay",
+                                                       "fgcolor": fig.SURFACE, "solidity": 0.3}},
         "hovertext": [fig.hover(c.get("id"), f"{name}: {said(metric(c, key))} {unit}")
                       for c in kept],
-    } for i, (name, key, shape) in enumerate((("before", before, "/"), ("after", after, "")))]  # fmt: skip
+    } for i, (key, name, shape) in enumerate(pairs)]  # fmt: skip
 
 
 def _by_layout(known: list[Record]) -> list[tuple[str, str, float, float | None]]:
     """(cell, layout, time against the contiguous one's, runs of pages)."""
     cells: dict[tuple[str, ...], dict[str, Record]] = {}
-    for c in known:
-        time = time_of(c) or metric(c, "ms_median")
-        if parameter(c, "layout") is not None and parameter(c, "kernel") is not None and time:
-            key = (plain(parameter(c, "kernel"), 60),
-                   *(f"{a} {whole(v)}" for a in AXES if a != "layout"
-                     and (v := parameter(c, a)) not in (None, "")))  # fmt: skip
-            cells.setdefault(key, {})[plain(parameter(c, "layout"), 40)] = c
+    laid = [c for c in known if parameter(c, "layout") and parameter(c, "kernel") and _time(c)]
+    for c in laid:
+        key = (plain(parameter(c, "kernel"), 60),
+               *(whole(parameter(c, a)) for a in AXES if a != "layout"))  # fmt: skip
+        cells.setdefault(key, {})[plain(parameter(c, "layout"), 40)] = c
+    kept = {k: own for k, own in cells.items() if "contiguous" in own and len(own) > 1}
+    names = [a for a in AXES if a != "layout"]
+    varies = [len({k[i + 1] for k in kept} - {""}) > 1 for i in range(len(names))]
     found = []
-    for key, own in cells.items():
-        if "contiguous" not in own or len(own) < 2:
-            continue
-        base = time_of(own["contiguous"]) or metric(own["contiguous"], "ms_median") or 1.0
-        short = [w for w in key if not w.startswith(("dtype", "geometry", "requests 1", "tree"))]
+    for key, own in kept.items():
+        words = [
+            f"{a} {v}" for a, v, some_do in zip(names, key[1:], varies, strict=True) if some_do
+        ]
+        base = _time(own["contiguous"]) or 1.0
         for name, c in own.items():
-            time = time_of(c) or metric(c, "ms_median") or 0.0
-            found.append((", ".join(short), name, time / base, metric(c, "runs")))
+            ratio = (_time(c) or 0.0) / base
+            found.append((", ".join([key[0], *words]), name, ratio, metric(c, "runs")))
     return found
+
+
+def _time(case: Record) -> float | None:
+    return time_of(case) or above(case, "ms_median")
 
 
 def _layouts(pairs: list[tuple[str, str, float, float | None]]) -> Chart:
@@ -123,8 +139,8 @@ def _layouts(pairs: list[tuple[str, str, float, float | None]]) -> Chart:
     for i, kind in enumerate(kinds[:6]):
         own = [p for p in pairs if p[1] == kind and p[0] in kept]
         data.append({
-            "type": "scatter", "mode": "markers", "name": fig.label(kind),
-            "y": [fig.label(cell, 70) for cell, _, _, _ in own], "x": [r for _, _, r, _ in own],
+            "type": "scatter", "mode": "markers", "name": fig.legend(kind),
+            "y": [fig.wrapped(cell) for cell, _, _, _ in own], "x": [r for _, _, r, _ in own],
             "marker": {"color": fig.colour(i), "size": 10, "symbol": fig.symbol(i)},
             "hoverinfo": "text",
             "hovertext": [fig.hover(cell, f"{kind}: {ratio:.3f} times the contiguous time")
@@ -137,8 +153,7 @@ def _layouts(pairs: list[tuple[str, str, float, float | None]]) -> Chart:
         sentence([f"At most {worst[2]:.3f} times the contiguous time: {worst[0]}, {worst[1]}",
                   "1 is no cost", note]),
         data,
-        fig.layout(fig.axis("times the contiguous time", rangemode="normal"),
-                   fig.axis("", type="category"), height=180 + 26 * len(kept)),
+        _sideways(fig.axis("times the contiguous time", rangemode="normal"), len(kept)),
         Table.of(["cell", "layout", "times contiguous", "runs of pages"],
                  [[cell, kind, f"{ratio:.4f}", said(runs)] for cell, kind, ratio, runs in pairs]),
     )  # fmt: skip

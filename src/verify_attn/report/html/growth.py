@@ -15,7 +15,7 @@ CURVE = 40  # points of a drawn fit
 
 
 def step_time(record: Record | None, problem: str) -> Section:
-    """Step time against the tokens in the KV, half of the answer's included, as its fit takes it."""
+    """Step time against the tokens in the KV, half of the answer's included, as in its fit."""
     title, found = "Step time against context", lines(record)
     points = [p for line in found for p in line.points]
     measured = [line for line in found if line.having("step_ms")]
@@ -30,7 +30,7 @@ def step_time(record: Record | None, problem: str) -> Section:
         data += _fit(mapping(line.overview.get("step_time_fit")), line.name, i, x, 1e3, "ms")
     said_fits = [_words(line, "step_time_fit") for line in kept]
     chart = Chart(
-        "step-time-chart", "Step time against context",
+        "step-time-chart", "Step time and its fit",
         sentence([*said_fits, "Axes are linear: what grows with the context is a straight line",
                   note]),
         data, fig.layout(fig.axis("tokens in the KV"), fig.axis("step ms")),
@@ -55,7 +55,7 @@ def prefill(record: Record | None, problem: str) -> Section:
     computed = any(line.having("prefill_tok_s") for line in measured)
     missing = "" if computed else why_not(points, "prefill_tok_s", "")
     chart = Chart(
-        "prefill-chart", "Time to the first token against the prompt",
+        "prefill-chart", "Time to the first token and its fit",
         sentence([*(_words(line, "prefill_fit") for line in kept), missing, note]),
         data, fig.layout(fig.axis("prompt tokens"), fig.axis("seconds to the first token")),
         _rows(measured, "first_token_s", "first token s", context, "prefill_fit", 1.0),
@@ -78,7 +78,7 @@ def _line(
 ) -> list[fig.Figure]:
     points = line.having(name)
     return [{
-        "type": "scatter", "mode": "markers", "name": fig.label(line.name),
+        "type": "scatter", "mode": "markers", "name": fig.legend(line.name),
         "x": [at(p) for p in points], "y": [metric(p, name) for p in points],
         "marker": {"size": 10, "color": fig.colour(i), "symbol": fig.symbol(i)},
         "legendgroup": str(i), "hoverinfo": "text",
@@ -94,7 +94,7 @@ def _part(line: Line, i: int) -> list[fig.Figure]:
         return []
     name = f"{line.name}, attention alone"
     return [{
-        "type": "scatter", "mode": "lines+markers", "name": fig.label(name),
+        "type": "scatter", "mode": "lines+markers", "name": fig.legend(name),
         "x": [in_kv(p) for p in points], "y": [metric(p, "attention_ms") for p in points],
         "line": {"width": 1, "dash": "dot", "color": fig.colour(i)},
         "marker": {"size": 7, "color": fig.colour(i), "symbol": f"{fig.symbol(i)}-open"},
@@ -120,7 +120,7 @@ def _fit(
     x = [first + (last - first) * k / (CURVE - 1) for k in range(CURVE)]
     y = [scale * sum(c * n**power for power, c in enumerate(found)) for n in x]
     return [{
-        "type": "scatter", "mode": "lines", "name": fig.label(f"{name}, fit"), "x": x, "y": y,
+        "type": "scatter", "mode": "lines", "name": fig.legend(f"{name}, fit"), "x": x, "y": y,
         "line": {"color": fig.colour(i), "width": 2, "dash": fig.dash(i)}, "hoverinfo": "text",
         "hovertext": [fig.hover(f"{name}, fit", f"{n:,.0f} tokens: {said(v)} {unit}")
                       for n, v in zip(x, y, strict=True)],

@@ -107,11 +107,9 @@ def _along(timed: list[Record], name: str, words: str, single: bool = False) -> 
         f"kernels-{name}-chart", f"{what} by {name}",
         sentence([best, f"All at {fixed}", note]), data,
         fig.layout(
-            fig.axis(words, log=fig.spread(x) > 8, tickvals=sorted(set(x)) if len(set(x)) <= 8
-                     else None, ticktext=[f"{v:,.0f}" for v in sorted(set(x))]
-                     if len(set(x)) <= 8 else None),
+            fig.axis(words, log=fig.spread(x) > 8, values=x),
             fig.axis("share of the limit", tickformat=".0%") if shares
-            else fig.axis("ms a call", log=fig.spread(y) > 20),
+            else fig.axis("ms a call", log=fig.spread(y) > 20, values=y),
         ),
         _table(kept),
     )  # fmt: skip
@@ -135,7 +133,7 @@ def _line(
         for c in kept
     ]  # fmt: skip
     return {
-        "type": "scatter", "mode": "lines+markers", "name": fig.label(shown),
+        "type": "scatter", "mode": "lines+markers", "name": fig.legend(shown),
         "x": [number(parameter(c, name)) for c in kept], "y": [_height(c, shares) for c in kept],
         "line": {"color": fig.colour(i), "width": 2.5, "dash": "dash" if guess else fig.dash(i)},
         "marker": {"color": fig.colour(i), "size": 9, "symbol": mark},
@@ -152,7 +150,7 @@ def _ends(group: tuple[str, bool], cells: list[Record], name: str, shares: bool)
     if len(cells) < 2:
         return words
     first, last = (whole(parameter(c, name)) for c in (cells[0], cells[-1]))
-    return f"{words} at {first} {name}, {b} at {last}"
+    return f"{words} at {first} {'tokens' if name == 'context' else name}, {b} at {last}"
 
 
 def _bars(timed: list[Record]) -> Chart:
@@ -204,13 +202,12 @@ def _grids(timed: list[Record]) -> list[dict[str, Any]]:
             found.setdefault(name, {})[at, nodes] = c
     grids = []
     for name, cells in list(found.items())[: fig.LINES]:
-        contexts, nodes = (sorted({k[i] for k in cells})[:30] for i in (0, 1))
-        if min(len(contexts), len(nodes)) < 2 or len(cells) < len(contexts) + len(nodes):
+        contexts, sizes = (sorted({k[i] for k in cells})[:30] for i in (0, 1))
+        # Two axes that cross in one cell are no grid.
+        if min(len(contexts), len(sizes)) < 2 or len(cells) < len(contexts) + len(sizes):
             continue
-        rows = [
-            (f"{at:,.0f}", [_cell(cells.get((at, n))) for n in nodes]) for at in contexts
-        ]  # fmt: skip
-        grids.append({"kernel": name, "nodes": [f"{n:,.0f}" for n in nodes], "rows": rows})
+        rows = [(f"{at:,.0f}", [_cell(cells.get((at, n))) for n in sizes]) for at in contexts]
+        grids.append({"kernel": name, "nodes": [f"{n:,.0f}" for n in sizes], "rows": rows})
     return grids
 
 

@@ -22,7 +22,7 @@ from verify_attn.report.html.values import (
 
 KERNELS, FAILURES = 40, 30  # columns and failures shown in full
 BAD = ("fail", "error", "inconclusive")
-MARKS = {"pass": "✓", "fail": "✗", "error": "✗", "inconclusive": "?", "skipped": "–"}
+MARKS = {"pass": "✓", "fail": "✗", "error": "✗", "inconclusive": "?", "skipped": "-"}
 
 
 @dataclass
@@ -40,7 +40,8 @@ class Column:
 
 def correctness(record: Record | None, problem: str) -> Section:
     """Kernels with failures first, where there are more than fit."""
-    title, columns = "Correctness", {}
+    title = "Correctness"
+    columns: dict[str, Column] = {}
     checks: dict[str, None] = {}
     for case in cases(record):
         kernel, check = plain(parameter(case, "kernel"), 120), plain(parameter(case, "check"), 60)
@@ -115,11 +116,13 @@ def _failure(column: Column, check: str, i: int) -> dict[str, Any]:
     given = mapping(smallest.get("case"))
     kernel = str(parameter(case, "kernel"))
     line = json.dumps(given, separators=(",", ":")) if given else ""
+    if line:
+        line = reproduce(kernel, str(parameter(case, "check")), line)
     return {
         "id": f"failure-{i}", "kernel": column.kernel, "check": check,
         "status": str(case.get("status")),
         "text": plain(smallest.get("text") or case.get("reason"), LONG),
-        "line": plain(reproduce(kernel, str(parameter(case, "check")), line), LONG) if given else "",
+        "line": plain(line, LONG),
     }  # fmt: skip
 
 

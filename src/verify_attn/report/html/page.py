@@ -27,7 +27,7 @@ from verify_attn.report.html.values import LONG, Record, cases, mapping, objects
 from verify_attn.report.html.windows import within
 from verify_attn.report.verdict import Reason, Verdict
 
-FIRST, REASONS = 6, 60  # reasons on the first screen, and behind it
+FIRST, REASONS = 4, 60  # reasons on the first screen, and behind it
 # Where a reason's step is told.
 WHERE = {"check": "correctness", "bench": "kernels", "sweep": "decode", "doctor": "environment"}
 WORDS = {
@@ -52,14 +52,16 @@ def page(
         undefined=jinja2.StrictUndefined, finalize=_final, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return env.get_template("report.html.j2").render(
-        verdict=verdict, sections=found, words=WORDS, signs=SIGNS, version=__version__,
+        verdict=verdict, headline=_headline(verdict), sections=found, words=WORDS, signs=SIGNS,
+        version=__version__,
         title=f"{WORDS.get(verdict.status, verdict.status)}: {folder.path.name}",
         name=plain(folder.path.name, 200), facts=_facts(folder),
-        reasons=[_reason(r, found) for r in verdict.reasons[:REASONS]], first=FIRST,
+        reasons=[_reason(r, found, verdict.headline) for r in verdict.reasons[:REASONS]],
+        first=FIRST,
         left=max(0, len(verdict.reasons) - REASONS),
-        style=Markup(_part("style.css")),  # noqa: S704 - our own files, no one else's text
-        figures=Markup(_json({"figures": figures, "dark": DARK})),  # noqa: S704
-        library=Markup(library), script=Markup(script),  # noqa: S704
+        style=Markup(_part("style.css")),
+        figures=Markup(_json({"figures": figures, "dark": DARK})),
+        library=Markup(library), script=Markup(script),
         policy=_policy(library, script),
     )  # fmt: skip
 
@@ -94,15 +96,21 @@ def _kernel_times(record: Record) -> bool:
     return any("median_ms" in mapping(c.get("metrics")) for c in cases(record))
 
 
-def _reason(reason: Reason, found: Sequence[Section]) -> dict[str, Any]:
+def _headline(verdict: Verdict) -> str:
+    """Without the status before it, which the badge says."""
+    before, colon, after = verdict.headline.partition(": ")
+    return after if colon and before == verdict.status.upper() else verdict.headline
+
+
+def _reason(reason: Reason, found: Sequence[Section], headline: str) -> dict[str, Any]:
     where = WHERE.get(reason.step, "steps")
     for section in found:
         for failure in section.more.get("failures", ()):
             if reason.case == f"{failure['kernel']}/{failure['check']}":
                 where = failure["id"]
-    text = plain(reason.text, LONG)
-    return {"step": reason.step, "status": reason.status, "text": text, "case": reason.case,
-            "where": where}  # fmt: skip
+    told = " ".join(reason.text.split()) in headline  # once is enough
+    return {"step": reason.step, "status": reason.status, "case": reason.case, "where": where,
+            "text": "" if told else plain(reason.text, LONG)}  # fmt: skip
 
 
 def _facts(folder: Folder) -> list[tuple[str, str]]:

@@ -56,20 +56,28 @@ def decode(record: Record | None, problem: str, against: Record | None) -> Secti
     y = [above(p, RATE) or 0.0 for p in measured]
     x = [context(p) or 0.0 for p in measured]
     chart = Chart(
-        "decode-chart", "Sustained decode rate against context",
+        "decode-chart", "Sustained decode rate and its bounds",
         sentence([
             "; ".join(falls(line, RATE, "tok/s", said) for line in kept if line.having(RATE)),
-            "The band lies between the one-sided 95 % bounds of the mean", note,
+            "The band lies between the one-sided 95 % bounds of the mean", _marks(points), note,
         ]),
         data,
         fig.layout(
-            fig.axis("context, prompt tokens", log=fig.spread(x) > WIDE),
-            fig.axis("decode tok/s", log=fig.spread(y) > WIDE), height=440,
+            fig.axis("context, prompt tokens", log=fig.spread(x) > WIDE, values=x),
+            fig.axis("decode tok/s", log=fig.spread(y) > WIDE, values=y), height=440,
         ),
         _table(points),
     )  # fmt: skip
     return Section("decode", title, charts=[chart], kind="points",
                    more={"points": _points(points)}, notes=extra)  # fmt: skip
+
+
+def _marks(points: list[Record]) -> str:
+    """What the markers' shapes mean, where they differ."""
+    words = {"fail": "a cross failed", "error": "a plus ended in an error",
+             "inconclusive": "an open diamond is inconclusive"}  # fmt: skip
+    found = [words[s] for s in words if any(p.get("status") == s for p in points)]
+    return f"A filled circle passed, {', '.join(found)}" if found else ""
 
 
 def _rates(line: Line, i: int) -> list[fig.Figure]:
@@ -78,7 +86,7 @@ def _rates(line: Line, i: int) -> list[fig.Figure]:
         return []
     status = [str(p.get("status")) for p in points]
     return [{
-        "type": "scatter", "mode": "lines+markers", "name": fig.label(line.name),
+        "type": "scatter", "mode": "lines+markers", "name": fig.legend(line.name),
         "x": [context(p) for p in points], "y": [metric(p, RATE) for p in points],
         "line": {"color": fig.colour(i), "width": 2.5, "dash": fig.dash(i)},
         "marker": {"size": 10, "color": fig.colour(i),
@@ -118,7 +126,7 @@ def _saved(line: Line, i: int, against: Record | None) -> list[fig.Figure]:
         return []
     name = f"{_name(against)}, {line.name}"
     return [{
-        "type": "scatter", "mode": "lines+markers", "name": fig.label(name),
+        "type": "scatter", "mode": "lines+markers", "name": fig.legend(name),
         "x": [context(p) for p in points], "y": [metric(p, RATE) for p in points],
         "line": {"color": fig.MUTED, "width": 1.5, "dash": fig.dash(i + 2)},
         "marker": {"size": 7, "color": fig.MUTED, "symbol": "circle-open"}, "hoverinfo": "text",
@@ -128,8 +136,8 @@ def _saved(line: Line, i: int, against: Record | None) -> list[fig.Figure]:
 
 
 def _name(against: Record | None) -> str:
-    started = plain(mapping(against).get("started"), 40)
-    return f"saved run of {started}" if started else "saved run"
+    started = str(mapping(against).get("started") or "")[:16].replace("T", " ")
+    return f"saved {started}" if started else "saved run"
 
 
 def _floors(points: list[Record]) -> list[fig.Figure]:
@@ -141,8 +149,10 @@ def _floors(points: list[Record]) -> list[fig.Figure]:
             limit = number(floor.get("floor_tok_s"))
             if at is not None and limit is not None and limit > 0:
                 held.setdefault(plain(floor.get("name"), 80), []).append((at, limit))
+    for marks in held.values():
+        marks.sort()
     return [{
-        "type": "scatter", "mode": "lines+markers", "name": fig.label(f"floor: {name}"),
+        "type": "scatter", "mode": "lines+markers", "name": fig.legend(f"floor: {name}"),
         "x": [at for at, _ in marks], "y": [limit for _, limit in marks],
         "line": {"color": fig.LIMIT, "width": 2, "dash": "dash"},
         "marker": {"size": 12, "color": fig.LIMIT, "symbol": "line-ew-open"}, "hoverinfo": "text",
@@ -199,10 +209,14 @@ def _answers(point: Record) -> list[str]:
 def _compared(record: Record | None, against: Record | None, saved: list[Line]) -> list[str]:
     """What makes the saved run another thing, and what of a point's change is whose."""
     if against is None:
-        return []
+        name = mapping(mapping(record).get("against")).get("name")
+        return [f"The sweep was compared with {plain(name, 80)}; report --against draws it."] \
+            if name else []  # fmt: skip
     if not any(line.having(RATE) for line in saved):
         return ["The saved run has no decode rate to draw."]
-    differs = [plain(d, 200) for d in listed(mapping(mapping(record).get("against")).get("differs"))]
+    differs = [
+        plain(d, 200) for d in listed(mapping(mapping(record).get("against")).get("differs"))
+    ]
     return [f"The saved run is of something else: {'; '.join(differs)}."] if differs else []
 
 

@@ -184,4 +184,4 @@ def _deep(value: Any, depth: int = 0) -> str:
     if isinstance(value, list):
         shown = ", ".join(_deep(v, depth + 1) for v in value[:20]) if depth < DEEP else "..."
         return plain(f"{shown}, ... ({len(value)} in all)" if len(value) > 20 else shown, 1500)
-    return whole(value)
+    return whole(value) if number(value) is not None else plain(value)

@@ -6,7 +6,6 @@ asks for beyond that comes through here: a value of another type reads as one th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -15,17 +14,19 @@ Point = TypeVar("Point")
 
 LONG, SHORT = 4000, 600  # characters of one text: a failure's, a reason's
 ROWS = 200  # of one table
+HUGE = 1e15
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None.  True is no number."""
+    """A number, or None.  True is none, and neither is what no measurement can be: fits and
+    ratios of such would leave the range of floats."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         found = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= HUGE else None
 
 
 def mapping(value: object) -> Record:

@@ -54,8 +54,8 @@ def within(record: Record | None, problem: str) -> Section:
     chart = Chart(
         "within-chart", "Windows of an answer",
         sentence([
-            "Of each point the answer with the slowest window. Where the rate falls, the rows below "
-            "it say whether fewer tokens are committed or steps take longer",
+            "Of each point the answer with the slowest window. Where the rate falls, the rows "
+            "below it say whether fewer tokens are committed or steps take longer",
             "; ".join(f"{w.name}: {cause} at token {at:,}" for w, at, cause, _ in changes[:6])
             or "No change point was found within an answer", note,
         ]),
@@ -120,7 +120,7 @@ def _traces(w: Windows, i: int) -> list[fig.Figure]:
         text = [fig.hover(w.name, f"from token {a:,.0f}: {said(v)} {unit}") for a, v, _ in marks]
         found.append({
             "type": "scatter", "mode": "lines+markers", "x": x, "y": y,
-            "name": fig.label(w.name), "legendgroup": str(i), "showlegend": row == 0,
+            "name": fig.legend(w.name), "legendgroup": str(i), "showlegend": row == 0,
             "line": {"shape": "hv", "color": fig.colour(i), "width": 2, "dash": fig.dash(i)},
             "marker": {"size": 5, "color": fig.colour(i), "symbol": fig.symbol(i)},
             "hoverinfo": "text", "hovertext": [*text, text[-1]],
@@ -138,7 +138,7 @@ def _marks(w: Windows, i: int, marks: list[tuple[float, float, float]]) -> list[
     y = [next((v for a, v, n in marks if a <= at < a + n), marks[-1][1]) for at, _, _ in w.changes]
     return [{
         "type": "scatter", "mode": "markers+text", "x": [at for at, _, _ in w.changes], "y": y,
-        "name": fig.label(f"change point, {w.name}"), "legendgroup": str(i),
+        "name": fig.legend(f"change point, {w.name}"), "legendgroup": str(i),
         "marker": {"size": 14, "symbol": "x-thin", "color": fig.LIMIT,
                    "line": {"width": 3, "color": fig.LIMIT}},
         "text": [fig.label(cause) for _, cause, _ in w.changes],
