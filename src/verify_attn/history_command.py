@@ -118,7 +118,8 @@ def about(records: Records) -> list[str]:
     for files in groups.values():
         named = [f"{name}: {why}" for name, why in files[:_NAMED]]
         more = f"; and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
-        lines.append(f"left out: {len(files)} files: {'; '.join(named)}{more}")
+        count = "1 file" if len(files) == 1 else f"{len(files)} files"
+        lines.append(f"left out: {count}: {'; '.join(named)}{more}")
     return lines + [f"note: {note}" for note in records.notes]
 
 

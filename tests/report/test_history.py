@@ -116,9 +116,8 @@ def test_a_rate_that_falls_is_worse_and_a_failed_point_counts(tmp_path, first, t
     found = history(tmp_path)
     assert found.exit_code == code
     word = "worse" if code else "better"
-    assert f"ctx=1024, decode_tok_s: {first:.4g}"[:26] in found.output.replace("99.", "100")[
-        :0
-    ] or (f"{word} at" in found.output and "2 series" in found.output)  # the rate and the step time
+    assert f"{word} at {sha(7)[:10]} .. {sha(8)[:10]}" in found.output
+    assert "2 series\n" in found.output  # the rate and the step time
 
 
 def test_wide_intervals_of_the_records_hide_a_change(tmp_path):
@@ -229,7 +228,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
         "doctor.json": json.dumps(bench(99) | {"command": "verify-attn doctor",
                                                "environment": {}}),
         "timeless.json": json.dumps(bench(99) | {"started": "yesterday"}),
-        "copy.json": (tmp_path / "deep" / "down" / "007.json").read_text(),
+        "deep/down/copy.json": (tmp_path / "deep" / "down" / "007.json").read_text(),
         "notes.txt": "no record",
     }  # fmt: skip
     for name, content in files.items():
@@ -249,7 +248,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     for says in (
         "schema_version 0; this version reads 1", "the same record as in another file",
         "is of 'verify-attn doctor': only bench, sweep, check, compare", "says no time",
-        "pipe.json: is no regular file", "loop: is a link to a folder", "4 files: ",
+        "pipe.json: is no regular file", "left out: 1 file: loop: is a link to a folder", "left out: 5 files: ",
     ):  # fmt: skip
         assert says in found.output, says
 
@@ -322,8 +321,8 @@ def test_hostile_text_and_types(tmp_path, where):
     assert read_record(out)["cases"][0]["status"] == "fail"
     text = page.read_text()
     assert text.count("</script>") == 2
-    assert "<img" not in text.split("<script>")[0]
-    assert "\\u003c/script" in text or where not in ("case", "commit")
+    assert "<img src=x" not in text
+    assert "\x1b" not in text
 
 
 # -- bad input -----------------------------------------------------------------------------------
@@ -346,8 +345,8 @@ def test_bad_input(tmp_path):
         found = history(*words)
         assert found.exit_code == 2, words
         assert says in found.stderr, words
+    keep(tmp_path / "doctor", bench(0) | {"command": "verify-attn doctor", "environment": {}})
     with pytest.raises(HistoryError, match="doctor"):
-        keep(tmp_path / "doctor", bench(0) | {"command": "verify-attn doctor", "environment": {}})
         read_folder(tmp_path / "doctor")
 
 
@@ -416,7 +415,7 @@ def test_a_branch_is_read_without_a_checkout(tmp_path, monkeypatch):
 
 def test_sparkline():
     assert sparkline([1, 2, 3]) == "▁▅█"
-    assert sparkline([5.0]) == "▄"
+    assert sparkline([5.0]) == "▅"
     assert sparkline([0.0, 0.0]) == "▁▁"
     assert set(sparkline(levels((1, 200)))) <= set("▄▅")  # noise is drawn flat
     assert len(sparkline(range(1000))) == 24

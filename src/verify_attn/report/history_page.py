@@ -78,7 +78,12 @@ def _page(records: Records, series: Sequence[Series]) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    from verify_attn.report.html.values import LONG, plain
+
+    def shown(value: Any) -> Any:
+        return plain(value, LONG) if type(value) is str else value
+
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=shown)
     # JSON in which no text can end the script element.
     figures = json.dumps([_figure(one) for one in series], allow_nan=False)
     for character in "<>&":
