@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verify_attn.record import RecordError, read_record
+from verify_attn.record import read_record
 
 STEPS = ("doctor", "check", "bench", "sweep")  # the order in which a run takes them
 RUN_RECORD = "run.json"
@@ -105,10 +106,12 @@ def kind_of(record: Record) -> str:
 
 
 def _read(path: Path) -> tuple[Record | None, str | None]:
-    """(record, None), or (None, why there is none)."""
+    """(record, None), or (None, why there is none).  A figure that is no finite number is damage:
+    no record is written with one."""
     try:
         record = read_record(path)
-    except RecordError as wrong:
+        json.dumps(record, allow_nan=False)
+    except (ValueError, RecursionError) as wrong:
         if str(wrong) == f"no record at {path}":
             return None, f"{path.name} is missing"
         return None, str(wrong).replace(str(path), path.name)
@@ -127,30 +130,55 @@ CASE_MAY: dict[str, tuple[type, ...]] = {
     "notes": (list,), "failures": (list,), "floors": (list,), "findings": (list,),
     "attribution": (list,), "answers": (list,), "absent": (dict,), "exit_code": (int, type(None)),
 }  # fmt: skip
+ITEM_MAY: dict[str, tuple[type, ...]] = {"metrics": (dict,), "windows": (list,)}
+FIGURES = (
+    "prompt_tokens", "decode_tok_s", "committed_per_step", "step_ms", "first_token_s", "executed",
+    "limit_share", "run_ms", "speedup", "seconds",
+)  # fmt: skip
+METRICS_MAY: dict[str, tuple[type, ...]] = dict.fromkeys(FIGURES, (int, float))
 RECORD_MAY: dict[str, tuple[type, ...]] = {
     "environment": (dict,), "findings": (list,), "overview": (dict,), "server": (dict,),
-    "progress": (dict,),
+    "progress": (dict,), "parameters": (dict,),
 }  # fmt: skip
 LISTED = ("failures", "floors", "findings", "attribution", "answers")
 
 
 def _damage(record: Record) -> str | None:
     """The first thing that is not of its type: a record may come from anywhere."""
-    for name, kinds in RECORD_MAY.items():
-        if name in record and not isinstance(record[name], kinds):
-            return f"its {name} is {_kind(record[name])}"
+    wrong = _types(record, {}, RECORD_MAY) or _findings(record)
     for number, case in enumerate(record["cases"]):
-        for name, kinds in (CASE_HAS | CASE_MAY).items():
-            if name in CASE_MAY and name not in case:
-                continue
-            if not isinstance(case.get(name), kinds):
-                return f"{name} of case {number} is {_kind(case.get(name))}"
+        wrong = wrong or _types(case, CASE_HAS, CASE_MAY) or _findings(case)
+        wrong = wrong or _types(case["metrics"], {}, METRICS_MAY)
         for name in LISTED:
-            if any(not isinstance(item, dict) for item in case.get(name, ())):
-                return f"{name} of case {number} has something that is no object"
-    for finding in record.get("findings", ()):
-        if not isinstance(finding, dict) or not isinstance(finding.get("cause"), str):
-            return "a finding without a cause"
+            for item in case.get(name) or () if wrong is None else ():
+                wrong = wrong or _types(item, {}, ITEM_MAY)
+                wrong = wrong or _types(item.get("metrics", {}), {}, METRICS_MAY)
+        if wrong is not None:
+            return f"in case {number}, {wrong}"
+    return wrong
+
+
+def _types(
+    value: object, must: dict[str, tuple[type, ...]], may: dict[str, tuple[type, ...]]
+) -> str | None:
+    if not isinstance(value, dict):
+        return f"there is {_kind(value)} where an object should be"
+    for name, kinds in (must | may).items():
+        if name in may and name not in value:
+            continue
+        found = value.get(name)
+        if not isinstance(found, kinds) or isinstance(found, bool):
+            return f"{name} is {_kind(found)}"
+    return None
+
+
+def _findings(value: Record) -> str | None:
+    for finding in value.get("findings", ()):
+        wrong = _types(finding, {"cause": (str,)}, {"points": (list,)})
+        if wrong is not None:
+            return f"of a finding, {wrong}"
+        if not all(isinstance(point, str) for point in finding.get("points", ())):
+            return "a finding has points that are no names"
     return None
 
 

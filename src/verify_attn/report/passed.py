@@ -24,10 +24,10 @@ def _check(record: Record) -> str:
         if record.get("environment", {}).get("triton") == "interpreter"
         else ""
     )
-    count = sum(int(case["metrics"].get("executed", 0)) for case in passed)
+    count = sum(case["metrics"].get("executed", 0) for case in passed)
     if not kernels:
         return ""
-    return f"{', '.join(kernels)} right in {count:,} checks{how}"
+    return f"{', '.join(kernels)} right in {count:,.0f} checks{how}"
 
 
 def _bench(record: Record) -> str:
@@ -45,9 +45,9 @@ def _sweep(record: Record) -> str:
     if not rates:
         return ""
     lowest, highest = min(r for _, r in rates), max(r for _, r in rates)
-    prompts = [int(case["metrics"].get("prompt_tokens", 0)) for case, _ in rates]
+    prompts = [case["metrics"].get("prompt_tokens", 0) for case, _ in rates]
     held = "" if record.get("floors_given") else ", held to no floor"
     return (
-        f"decode {number(lowest)} to {number(highest)} tok/s from {min(prompts):,} to "
-        f"{max(prompts):,} tokens of context{held}"
+        f"decode {number(lowest)} to {number(highest)} tok/s from {min(prompts):,.0f} to "
+        f"{max(prompts):,.0f} tokens of context{held}"
     )

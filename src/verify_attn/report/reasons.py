@@ -21,8 +21,6 @@ SLOWS = (
     "step-time-superlinear", "step-time-linear-in-context", "step-time-grows", "acceptance-falls",
     "prefill-superlinear", "stall",
 )  # fmt: skip
-# Those that show within one answer: where they say so, that is told, not the fall over contexts.
-WITHIN = ("stall", "step-time-grows")
 FALLS = 0.9  # of the shortest context's rate
 CONFIDENCES = ("high", "medium", "low")
 
@@ -130,29 +128,50 @@ def _point_text(case: Record, best: Record | None, causes: list[Record]) -> tupl
     mine, reason = rate(case), str(case["reason"])
     top = None if best is None else rate(best)
     share = mine / top if mine is not None and top else 1.0
+    if case.get("died"):
+        until = "" if best is None else f"; {_at(best)} before"
+        return f"{_death(case, reason)}{until}", share
     slow = [f for f in causes if f["cause"] in SLOWS] or [
         {"cause": cause} for cause in SLOWS if cause in reason
     ]
     missed = next((f for f in case.get("floors", ()) if f.get("status") == "fail"), None)
-    if case.get("died"):
-        until = "" if best is None else f"; {_at(best)} before"
-        return f"{reason}{until}", share
     if case["status"] == "error" or mine is None or not (slow or missed or share < FALLS):
         return f"{case['id']}: {reason}", share
-    within = next((f for f in slow if f["cause"] in WITHIN), None)
-    if share < FALLS and within is None:
+    if _acceptance_share(case) > 0.5:
+        slow.sort(key=lambda finding: finding["cause"] != "acceptance-falls")
+    stall = [finding for finding in slow if finding["cause"] == "stall"]
+    if share < FALLS and not stall:
         told = f"decode falls from {number(top)} to {number(mine)} tok/s at {_tokens(case)}"
         told += f": {', '.join(map(_named, slow))}" if slow else "; no cause could be named"
     else:
-        told = _at(case)
-        told += "".join(
-            f"; {_named(f)}: {f.get('evidence')}" for f in ([within] if within else slow)
-        )
+        first, *others = stall or slow or [{"cause": "no cause could be named"}]
+        told = f"{_at(case)}; {_named(first)}"
+        told += f": {first['evidence']}" if "evidence" in first else ""
+        told += "".join(f"; also {_named(finding)}" for finding in others)
     if missed is not None:
         told += f"; {missed.get('name')}: {missed.get('reason')}"
     elif "no floor" in reason:
         told += "; no floor says whether that is allowed"
     return told, share
+
+
+def _death(case: Record, reason: str) -> str:
+    """Where the server died, and what the request itself met, which says more than the probe."""
+    failed = next((f for f in case.get("findings", ()) if f["cause"] == "request-failed"), None)
+    if failed is None:
+        return reason
+    answers = case.get("answers", ())
+    started = any("first_token_s" in (answer.get("metrics") or {}) for answer in answers)
+    where = "" if started else " before the first token"
+    return f"the server died at {case['id']}{where}: {str(failed.get('evidence')).rstrip('.')}"
+
+
+def _acceptance_share(case: Record) -> float:
+    """The committed tokens' share in how far the rate fell, over contexts or within an answer."""
+    splits = list(case.get("attribution", ()))
+    splits += [(a.get("metrics") or {}).get("worst_window") for a in case.get("answers", ())]
+    shares = (s.get("acceptance_share") for s in splits if isinstance(s, dict))
+    return next((float(s) for s in shares if isinstance(s, int | float)), 0.0)
 
 
 def _named(finding: Record) -> str:
