@@ -248,7 +248,8 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     for says in (
         "schema_version 0; this version reads 1", "the same record as in another file",
         "is of 'verify-attn doctor': only bench, sweep, check, compare", "says no time",
-        "pipe.json: is no regular file", "left out: 1 file: loop: is a link to a folder", "left out: 5 files: ",
+        "pipe.json: is no regular file", "left out: 1 file: loop: is a link to a folder",
+        "left out: 5 files: ",
     ):  # fmt: skip
         assert says in found.output, says
 

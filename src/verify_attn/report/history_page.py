@@ -41,19 +41,19 @@ li, p { overflow-wrap: anywhere; }
 </main>
 <script>{{ library }}</script>
 <script>
-const figures = {{ figures }};
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+const dark = matchMedia("(prefers-color-scheme: dark)").matches ? {{ dark }} : {};
+const figures = JSON.parse({{ figures }}, (_, value) => dark[value] ?? value);
 function draw(details) {
   const place = details.querySelector("div");
   if (!details.open || place.hasChildNodes()) return;
-  const [data, layout] = structuredClone(figures[details.dataset.chart]);
-  if (dark) layout.font.color = "#e6ebf2";
-  Plotly.newPlot(place, data, layout, {responsive: true, displaylogo: false});
+  Plotly.newPlot(place, ...figures[details.dataset.chart],
+                 {responsive: true, displayModeBar: false, showTips: false});
 }
 for (const details of document.querySelectorAll("details")) {
   details.addEventListener("toggle", () => draw(details));
   draw(details);
 }
+document.documentElement.dataset.charts = "drawn";
 </script></body></html>
 """
 
@@ -78,20 +78,27 @@ def _page(records: Records, series: Sequence[Series]) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
+    from verify_attn.report.html.figure import DARK
     from verify_attn.report.html.values import LONG, plain
 
     def shown(value: Any) -> Any:
         return plain(value, LONG) if type(value) is str else value
 
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=shown)
-    # JSON in which no text can end the script element.
     figures = json.dumps([_figure(one) for one in series], allow_nan=False)
-    for character in "<>&":
-        figures = figures.replace(character, f"\\u{ord(character):04x}")
     return template.from_string(_PAGE).render(
         summary=summary(series), about=about(records), library=Markup(get_plotlyjs()),
-        figures=Markup(figures), series=[_entry(one) for one in series],
+        figures=Markup(_script_text(figures)), dark=Markup(json.dumps(DARK)),
+        series=[_entry(one) for one in series],
     )  # fmt: skip
+
+
+def _script_text(text: str) -> str:
+    """A string of JavaScript that cannot end the script element."""
+    quoted = json.dumps(text)
+    for character in "<>&":
+        quoted = quoted.replace(character, f"\\u{ord(character):04x}")
+    return quoted
 
 
 def _entry(one: Series) -> dict[str, Any]:
@@ -135,4 +142,7 @@ def _figure(one: Series) -> list[Any]:
             "name": f"{step.verdict}: {label(step.commits)}",
             "line": {"color": LIMIT if step.verdict == "worse" else COLOURS[2], "width": 4},
         })  # fmt: skip
-    return [data, layout(axis("record, in the order of time"), axis(label(one.metric)))]
+    return [
+        data,
+        layout(axis("record, in the order of time"), axis(label(one.metric), rangemode="normal")),
+    ]
