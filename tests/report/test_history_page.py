@@ -6,9 +6,9 @@ from tests.report.test_history import bench, case, history, keep, levels
 
 pytest.importorskip("selenium")
 
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.report.browser import browser, missing  # noqa: E402
+from tests.report.browser import browser, missing
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
