@@ -72,6 +72,8 @@ def plain(text: object, most: int = SHORT) -> str:
         return ""
     whole = str(text)
     kept = whole if len(whole) <= most else f"{whole[:most]} ... ({len(whole):,} characters in all)"
+    if kept.isprintable():
+        return kept
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in kept
     )
