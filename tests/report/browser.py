@@ -43,11 +43,19 @@ class Browser:
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         ])  # fmt: skip
 
+    def wait(self, text):
+        """Until JavaScript returns something true."""
+        WebDriverWait(self.driver, 20, 0.05).until(lambda _: self.script(text))
+
     def drawn(self):
         """Wait for the charts."""
-        WebDriverWait(self.driver, 20, 0.05).until(
-            lambda _: self.script("return document.documentElement.dataset.charts") == "drawn"
-        )
+        self.wait("return document.documentElement.dataset.charts === 'drawn'")
+
+    def redraw(self, **preferences):
+        """Change what the user prefers while the page is open, and wait for the charts."""
+        self.script("document.documentElement.dataset.charts = 'old'")
+        self.emulate(**preferences)
+        self.drawn()
 
     def script(self, text, *args):
         """Run JavaScript in the page."""
