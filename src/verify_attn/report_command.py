@@ -12,9 +12,6 @@ from verify_attn.report.folder import Folder, FolderError, Record, Step, read_fo
 from verify_attn.report.verdict import judge
 from verify_attn.terminal import error, output, printable
 
-NEEDED = ("plotly", "jinja2")
-
-
 @dataclass(frozen=True)
 class Inputs:
     """``others``: records of no step, which some section may know."""
@@ -25,9 +22,8 @@ class Inputs:
 
 def run_report(paths: Sequence[Path], *, out: Path | None, against: Path | None) -> int:
     """Write the page and say where; returns the exit code."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        return error(f"{' and '.join(missing)}: not installed; pip install 'verify-attn[report]'")
+    if find_spec("jinja2") is None:
+        return error("jinja2 is not installed; a report needs pip install 'verify-attn[report]'")
     target = out or default_out(paths[0])
     try:
         inputs = read_inputs(paths)

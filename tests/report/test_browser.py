@@ -14,7 +14,7 @@ from tests.report.browser import PHONE, REQUIRED, WIDE, browser, missing
 
 if not os.environ.get(REQUIRED):
     pytest.importorskip("selenium")
-    pytest.importorskip("plotly")
+    pytest.importorskip("jinja2")
     if why := missing():
         pytest.skip(f"{why}; set {REQUIRED}=1 to fail instead", allow_module_level=True)
 

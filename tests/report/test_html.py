@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("plotly")
+pytest.importorskip("jinja2")
 
 from tests.report import records
 from tests.report.pages import by_id, charts, whole

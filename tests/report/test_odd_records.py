@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("plotly")
+pytest.importorskip("jinja2")
 
 from tests.report import records
 from tests.report.pages import LIMIT_BYTES, VERDICT, Page, by_id, charts, made, whole
@@ -21,7 +21,7 @@ from verify_attn.report.verdict import Verdict
 @pytest.fixture
 def bare(monkeypatch):
     """Pages without plotly.js: a hundredth of the size."""
-    monkeypatch.setattr("verify_attn.report.html.page._plotly", lambda: "var Plotly;")
+    monkeypatch.setattr("verify_attn.report.html.page.plotly_js", lambda: "var Plotly;")
 
 
 def test_text_of_others_stays_text(bare):

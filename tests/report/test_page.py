@@ -1,5 +1,6 @@
 """The page itself: links, headings, colours, policy, and how it is written."""
 
+import hashlib
 import re
 from importlib import resources
 from itertools import pairwise
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("plotly")
+pytest.importorskip("jinja2")
 
 from tests.report import records
 from tests.report.pages import LIMIT_BYTES, VERDICT, Page, by_id, charts, made, whole
@@ -18,7 +19,7 @@ from verify_attn.report.html import page, write_report
 @pytest.fixture
 def bare(monkeypatch):
     """Pages without plotly.js: a hundredth of the size."""
-    monkeypatch.setattr("verify_attn.report.html.page._plotly", lambda: "var Plotly;")
+    monkeypatch.setattr("verify_attn.report.html.page.plotly_js", lambda: "var Plotly;")
 
 
 def test_links_ids_and_headings(bare):
@@ -54,8 +55,18 @@ def test_the_policy_allows_its_own_two_scripts_and_nothing_else(bare):
 def test_plotly_is_inside_once(tmp_path):
     write_report(whole(), VERDICT, tmp_path / "out.html")
     text = (tmp_path / "out.html").read_text()
-    assert text.count("* plotly.js v") == 1
+    assert text.count("* plotly.js (basic - minified) v") == 1
     assert len(text.encode()) < LIMIT_BYTES
+
+
+def test_the_librarys_checksum_is_the_one_that_is_written_beside_it():
+    place = resources.files("verify_attn.report.html").joinpath("plotly")
+    data = place.joinpath("plotly-basic.min.js").read_bytes()
+    said = place.joinpath("README.md").read_text()
+    assert hashlib.sha256(data).hexdigest() in said
+    assert f"version {re.search(rb'minified[)] v([0-9.]+)', data)[1].decode()} of" in said
+    # It can stand inside a script element.
+    assert not re.search(rb"</script|<!--|\r", data, re.I)
 
 
 def test_every_colour_has_its_place_in_the_dark():

@@ -19,11 +19,7 @@ def passed_text(folder: Folder) -> str:
 def _check(record: Record) -> str:
     passed = [case for case in record["cases"] if case["status"] == "pass"]
     kernels = dict.fromkeys(str(case["parameters"].get("kernel")) for case in passed)
-    how = (
-        " in the interpreter"
-        if record.get("environment", {}).get("triton") == "interpreter"
-        else ""
-    )
+    how = "" if record.get("environment", {}).get("gpus") else " without a GPU"
     count = sum(case["metrics"].get("executed", 0) for case in passed)
     if not kernels:
         return ""
@@ -47,6 +43,8 @@ def _sweep(record: Record) -> str:
     lowest, highest = min(r for _, r in rates), max(r for _, r in rates)
     prompts = [case["metrics"].get("prompt_tokens", 0) for case, _ in rates]
     held = "" if record.get("floors_given") else ", held to no floor"
+    if lowest == highest:
+        return f"decode {number(lowest)} tok/s at {prompts[0]:,.0f} tokens of context{held}"
     return (
         f"decode {number(lowest)} to {number(highest)} tok/s from {min(prompts):,.0f} to "
         f"{max(prompts):,.0f} tokens of context{held}"

@@ -16,7 +16,7 @@ def not_tested(folder: Folder) -> Iterator[str]:
     yield from _machine(folder)
     for step in STEPS:
         yield from (f"{step}: {line}" for line in _whole(folder, step))
-    for step in STEPS:
+    for step in reversed(STEPS):  # a server's points before single checks of a kernel
         record = folder.steps[step].record
         if record is not None:
             yield from (f"{step}: {line}" for line in _left_out(record))

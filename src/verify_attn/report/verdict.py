@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from verify_attn.record import (
@@ -25,7 +26,10 @@ STATUS = {
     INTERRUPTED: "interrupted", BAD_USAGE: "inconclusive", SERVER_DEAD: "dead", FAILED: "fail",
     INCONCLUSIVE: "inconclusive", PASSED: "pass",
 }  # fmt: skip
-JUDGED = {"check": check_reasons, "bench": bench_reasons, "sweep": sweep_reasons}
+JUDGED: dict[str, Callable[[Record], list[Reason]]] = {
+    "doctor": lambda record: [], "check": check_reasons, "bench": bench_reasons,
+    "sweep": sweep_reasons,
+}  # fmt: skip
 HEADLINE = 300  # characters; the reasons have the whole text
 
 
@@ -68,9 +72,13 @@ def _code(folder: Folder, step: str) -> int | None:
         code = case.get("exit_code")
         if code is None:
             return INTERRUPTED
+        if step == "doctor" and code == PASSED:
+            return None  # what it found is no test that was passed
         if record is None and code == PASSED:
             return INCONCLUSIVE  # what passed cannot be seen any more
         return code if code in ORDER else FAILED
+    if step == "doctor":
+        return None
     if record is not None:
         return _code_of(record)
     lost = folder.run is None and not folder.alone and not _missing(folder, step)
@@ -84,9 +92,12 @@ def _missing(folder: Folder, step: str) -> bool:
 def _code_of(record: Record) -> int:
     """As the command that wrote it ended, by what it holds."""
     server = record.get("server", {})
-    stopped = record.get("interrupted") is True or record.get("stopped_early") is not None
-    code = exit_code(record["cases"], stopped)
-    return SERVER_DEAD if code != INTERRUPTED and server.get("died_at") else code
+    early = record.get("stopped_early")
+    if record.get("interrupted") is True or early == "KeyboardInterrupt":
+        return INTERRUPTED
+    if early is not None:  # a kernel that cannot be run, a record that cannot be written
+        return BAD_USAGE
+    return SERVER_DEAD if server.get("died_at") else exit_code(record["cases"])
 
 
 def _cut_off(folder: Folder) -> bool:
@@ -99,13 +110,16 @@ def _reasons(folder: Folder, step: str) -> list[Reason]:
     """Of one step: of its record, and of the step itself where that has no whole record."""
     case, record = folder.case(step), folder.steps[step].record
     lost = record is None and not folder.alone and not (case is None and _missing(folder, step))
+    lost = lost and step != "doctor"
     if record is not None:
         found = JUDGED[step](record)
     elif lost and (case is None or case["status"] in ("pass", "fail")):
         return [Reason(step, "inconclusive", f"{step}: {folder.steps[step].problem}")]
     else:
         found = []
-    told = any(reason.status != "pass" for reason in found)
+    told = any(reason.status != "pass" for reason in found) or (
+        case is not None and case.get("exit_code") == INTERRUPTED  # the headline says it
+    )
     if case is not None and case["status"] in ("error", "inconclusive") and not told:
         found.append(Reason(step, case["status"], f"{step}: {case['reason']}"))
     return found

@@ -46,7 +46,7 @@ def page(
     """The whole file.  ``others``: further records whose cases some section may know."""
     found = sections(folder, against, others)
     figures = {c.id: c.figure for s in found for c in s.charts}
-    library, script = _plotly(), _part("page.js")
+    library, script = plotly_js(), _part("templates", "page.js")
     env = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__, "templates"), autoescape=True,
         undefined=jinja2.StrictUndefined, finalize=_final, trim_blocks=True, lstrip_blocks=True,
@@ -59,7 +59,7 @@ def page(
         reasons=[_reason(r, found, verdict.headline) for r in verdict.reasons[:REASONS]],
         first=FIRST,
         left=max(0, len(verdict.reasons) - REASONS),
-        style=Markup(_part("style.css")),
+        style=Markup(_part("templates", "style.css")),
         figures=Markup(_json({"figures": figures, "dark": DARK})),
         library=Markup(library), script=Markup(script),
         policy=_policy(library, script),
@@ -152,18 +152,13 @@ def _json(value: Any) -> str:
     return text
 
 
-def _plotly() -> str:
-    """plotly.js, from plotly's package; raises ImportError where that is not installed."""
-    from plotly.offline import get_plotlyjs
-
-    text = str(get_plotlyjs()).replace("\r\n", "\n")
-    if "</script" in text.lower() or "<!--" in text:
-        raise ValueError("this plotly.js cannot stand inside a page: it ends or opens an element")
-    return text
+def plotly_js() -> str:
+    """plotly.js with scatter and bar charts, to stand inside a script element."""
+    return _part("plotly", "plotly-basic.min.js")
 
 
-def _part(name: str) -> str:
-    return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+def _part(*names: str) -> str:
+    return resources.files(__package__).joinpath(*names).read_text(encoding="utf-8")
 
 
 def _policy(*scripts: str) -> str:
