@@ -69,7 +69,7 @@ class Run:
         self.gpu = bool(gpus())
         self.record = new_record(["verify-attn", *sys.argv[1:]])
         self.record |= {"asked": asked.as_record(), "finished": False, "interrupted": False}
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, emoji=False)
         if folder.exists() and not folder.is_dir():
             raise BadRun(f"--out {folder} is no folder; give one, or a name that is not there yet")
         if resume:

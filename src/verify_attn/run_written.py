@@ -82,7 +82,7 @@ def _append(path: Path, text: str) -> None:
 
 def _print(verdict: Verdict, where: Sequence[str]) -> None:
     """Onto standard output; a reader that left early (| head) is no error."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)  # a kernel may be called right:a
     width = console.width if console.is_terminal else None
     style = STYLE.get(verdict.status, "yellow")
     try:

@@ -65,8 +65,8 @@ def failed_check(kind: str | None = None, text: str | None = None) -> dict[str, 
         ("acceptance", 3, "INCONCLUSIVE: decode 49.1 tok/s at 512 tokens; acceptance-falls: "
          "committed tokens a step fall from 4.39 to 1.00 within the answer, the largest change at "
          "token 308 (5.89 to 1.00); also step-time-grows; no floor says whether that is allowed"),
-        ("healthy", 0, "PASS: torch, triton-unsplit, triton-split right in 3,296 checks in the "
-         "interpreter; decode 129.6 to 152.8 tok/s from 256 to 512 tokens of context, held to no "
+        ("healthy", 0, "PASS: torch, triton-unsplit, triton-split right in 3,296 checks "
+         "without a GPU; decode 129.6 to 152.8 tok/s from 256 to 512 tokens of context, held to no "
          "floor"),
     ],
 )  # fmt: skip

@@ -1,0 +1,272 @@
+"""`verify-attn run` with scripted steps: which run, with what, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.folders import RESULTS, swept
+from verify_attn import run_command
+from verify_attn.record import RecordError
+from verify_attn.run_command import run_run
+from verify_attn.run_plan import Asked
+from verify_attn.run_server import Embedded
+from verify_attn.run_steps import Ended
+
+RECORDS = {"check": RESULTS / "cpu/check.json", "sweep": swept("healthy"),
+           "bench": None, "doctor": None}  # fmt: skip
+EMPTY = {"schema_version": 1, "cases": []}
+
+
+class Scripted:
+    """In place of `Steps`: notes the command lines, leaves records, ends as ``codes`` say."""
+
+    codes: dict[str, int]
+    stop_in: str | None
+    taken: list[list[str]]
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def __enter__(self) -> Scripted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def take(self, module: str, arguments: Sequence[str], output: Path) -> Ended:
+        step = output.stem
+        type(self).taken.append([step, *arguments])
+        output.write_text(f"error: {step} says why\n")
+        code = self.codes.get(step, 0)
+        if code in (0, 1, 3):
+            self._record(step, output.parent)
+        self.stopped = step == self.stop_in
+        return Ended(130 if self.stopped else code, 2.0, self.stopped, output.read_text())
+
+    def _record(self, step: str, folder: Path) -> None:
+        given = RECORDS[step]
+        if given is not None:
+            shutil.copy(given, folder / f"{step}.json")
+        else:
+            (folder / f"{step}.json").write_text(json.dumps(EMPTY))
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Scripted]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_command, "Steps", Scripted)
+    monkeypatch.setattr(run_command, "check_plan", lambda *_: None)
+    monkeypatch.setattr("verify_attn.run_written._report", lambda *_: ("report: -", []))
+    monkeypatch.setattr(run_command, "gpus", list)
+    monkeypatch.setattr(Embedded, "missing", staticmethod(lambda: None))
+    Scripted.codes, Scripted.stop_in, Scripted.taken = {}, None, []
+    return Scripted
+
+
+def run(asked: Asked | None = None, resume: bool = False) -> int:
+    return run_run(asked or Asked(url="http://h:1"), Path("r"), resume)
+
+
+def cases() -> dict[str, Any]:
+    return {case["id"]: case for case in json.loads(Path("r/run.json").read_text())["cases"]}
+
+
+def test_all_steps_in_order(steps: type[Scripted], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Asked(("mine:k",), "http://h:1", 7, "1k,2k", 99, "f.toml", "a.json", "--gpu h200")
+    assert run(asked) == 0
+    assert steps.taken == [
+        ["doctor", "r/doctor.json"],
+        ["check", "check", "mine:k", "--examples", "7", "--json", "r/check.json"],
+        ["sweep", "sweep", "--url", "http://h:1", "--json", "r/sweep.json", "--contexts", "1k,2k",
+         "--floors", "f.toml", "--against", "a.json", "--max-tokens", "99", "--gpu", "h200"],
+    ]  # fmt: skip
+    found = cases()
+    assert list(found) == ["doctor", "check", "bench", "sweep"]
+    assert found["bench"]["status"] == "skipped"
+    assert found["check"]["parameters"] == {
+        "command": "verify-attn check mine:k --examples 7 --json r/check.json",
+        "record": "check.json",
+    }
+    printed = capsys.readouterr()
+    assert printed.err == ""  # quiet where there is no terminal
+    assert printed.out.startswith("PASS: ")
+    assert len(printed.out.splitlines()) <= 20
+
+
+def test_with_a_gpu_kernels_are_timed(
+    steps: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "gpus", lambda: ["a GPU"])
+    assert run(Asked(("mine:k",), "http://h:1")) == 0
+    assert run_run(Asked(url="http://h:1", quick=True), Path("q"), False) == 0
+    lines = {(line[0], i > 3): line[1:] for i, line in enumerate(steps.taken)}
+    assert lines["bench", False] == ["bench", "mine:k", "--json", "r/bench.json"]
+    assert lines["bench", True] == ["bench", "--quick", "--json", "q/bench.json"]
+    assert lines["check", False] == ["check", "mine:k", "--json", "r/check.json"]
+    assert lines["check", True] == ["check", "--examples", "100", "--json", "q/check.json"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "ran"),
+    [
+        ({"check": 1}, 1, ["doctor", "check", "sweep"]),  # a wrong kernel ends nothing
+        ({"check": 2}, 2, ["doctor", "check"]),  # bad input does
+        ({"sweep": 4}, 4, ["doctor", "check", "sweep"]),
+        ({"check": -11}, 1, ["doctor", "check", "sweep"]),
+        ({"check": 1, "sweep": 4}, 4, ["doctor", "check", "sweep"]),
+        ({"sweep": 3}, 3, ["doctor", "check", "sweep"]),
+    ],
+)  # fmt: skip
+def test_how_steps_end(
+    steps: type[Scripted], codes: dict[str, int], code: int, ran: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    steps.codes = codes
+    assert run() == code
+    assert [line[0] for line in steps.taken] == ran
+    record = json.loads(Path("r/run.json").read_text())
+    assert (record["finished"], record["interrupted"]) == (True, False)
+    out = capsys.readouterr().out
+    if codes == {"check": 2}:
+        assert out.startswith("INCONCLUSIVE: check: check says why")
+        assert "not tested: sweep: not begun" in out
+    if codes == {"check": -11}:
+        assert out.startswith("FAIL: check: it ended with signal 11: check says why")
+    if codes == {"sweep": 4}:
+        assert out.startswith("DEAD: sweep: sweep says why")
+
+
+@pytest.mark.parametrize("step", ["doctor", "check", "sweep"])
+def test_interrupted_and_resumed(
+    steps: type[Scripted], step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps.stop_in = step
+    assert run() == 130
+    assert cases()[step]["reason"] == "interrupted after 2 s"
+    assert list(cases())[-1] == step  # nothing was begun after it
+    assert f"INTERRUPTED in {step}: interrupted after 2 s" in capsys.readouterr().out
+    assert step in Path("r/summary.md").read_text()
+    done = [line[0] for line in steps.taken][:-1]
+    steps.stop_in, steps.taken = None, []
+    assert run(resume=True) == 0
+    assert [line[0] for line in steps.taken] == [
+        s for s in ("doctor", "check", "sweep") if s not in done
+    ]
+    check = next((line for line in steps.taken if line[0] == "check"), [])
+    assert ("--resume" in check) == (step == "check")  # its own record had begun
+    assert run(resume=True) == 0
+    assert len(steps.taken) == 3 - len(done)  # nothing more to do
+
+
+def test_what_resume_runs_again(steps: type[Scripted]) -> None:
+    """A dead server's sweep, and a step whose record was half-written since."""
+    steps.codes = {"sweep": 4}
+    assert run() == 4
+    Path("r/check.json").write_text("{")
+    steps.codes, steps.taken = {}, []
+    assert run(resume=True) == 0
+    assert [line[0] for line in steps.taken] == ["check", "sweep"]
+    assert "--resume" not in steps.taken[0]
+    assert Path("r/check.json.before").read_text() == "{"
+
+
+def test_resume_of_something_else(
+    steps: type[Scripted], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(resume=True) == 2
+    assert "no record at r/run.json" in capsys.readouterr().err
+    assert run() == 0
+    assert run(Asked(url="http://h:1", examples=3, contexts="1k"), resume=True) == 2
+    assert "which differs in examples, contexts; to resume give the same" in capsys.readouterr().err
+    record = json.loads(Path("r/run.json").read_text())
+    Path("r/run.json").write_text(json.dumps(record | {"schema_version": 0}))
+    assert run(resume=True) == 2
+    assert "has schema_version 0; this version reads 1" in capsys.readouterr().err
+    assert len(steps.taken) == 3
+
+
+def test_folders_that_are_refused(
+    steps: type[Scripted], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("r").mkdir()
+    assert run() == 0  # an empty one is none
+    assert run() == 2
+    assert "r is not empty; --resume goes on with the run in it" in capsys.readouterr().err
+    assert run_run(Asked(), Path("r/run.json"), False) == 2
+    assert "r/run.json is no folder" in capsys.readouterr().err
+    assert run_run(Asked(), Path("r/run.json/sub"), False) == 2
+    assert "no record can be written to r/run.json/sub/run.json" in capsys.readouterr().err
+    assert run_run(Asked(), None, True) == 2
+    assert "no run in verify-attn-runs" in capsys.readouterr().err
+    assert len(steps.taken) == 3
+
+
+def test_no_space_left_in_the_middle(
+    steps: type[Scripted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, left = run_command.write_record, [3]
+
+    def full(path: Path, record: dict[str, Any]) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RecordError(f"{path} is not written: [Errno 28] No space left on device")
+        real(path, record)
+
+    monkeypatch.setattr(run_command, "write_record", full)
+    assert run() == 2
+    printed = capsys.readouterr()
+    assert "No space left on device; what was measured is in r" in printed.err
+    assert "torch" in Path("r/summary.md").read_text()
+    assert printed.out.startswith("INTERRUPTED after check")
+
+
+# -- the package's own server --------------------------------------------------------------------
+
+
+class Served(Embedded):
+    """Comes up with the kernels that ``can`` names, and with none."""
+
+    can: tuple[str, ...] = ()
+
+    def start(self, stack: ExitStack, steps: Any) -> str | None:
+        from verify_attn.embedded import NotReadyError
+
+        def serving(arguments: list[str], log: Path) -> Any:
+            if len(arguments) > 1 and arguments[-1] not in self.can:
+                raise NotReadyError(f"ended with 2\nerror: {arguments[-1]} has too few heads")
+            return ExitStack()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("verify_attn.run_server.serving", serving)
+            super().start(stack, steps)
+        return "http://own:1"
+
+
+def test_its_kernel_is_the_first_right_one_that_it_can_run(
+    steps: type[Scripted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_command, "gpus", lambda: ["a GPU"])
+    monkeypatch.setattr(run_command, "Embedded", Served)
+    monkeypatch.setattr(Served, "can", ("right:b", "right:c"))
+    assert run(Asked(("right:a", "right:b", "right:c"))) == 0
+    sweep = cases()["sweep"]
+    assert sweep["parameters"]["server"] == "verify-attn serve tiny --kernel right:b"
+    assert sweep["notes"][1] == "the server cannot run right:a: right:a has too few heads"
+    assert f"not tested: sweep: {sweep['notes'][1]}" in capsys.readouterr().out  # and no emoji
+    assert "--log r/server.log" in sweep["parameters"]["command"]
+    assert "--contexts 512,1k,2k" in sweep["parameters"]["command"]
+
+
+def test_without_its_packages_the_sweep_is_not_tested(
+    steps: type[Scripted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Embedded, "missing", staticmethod(lambda: "it needs fastapi"))
+    assert run(Asked()) == 0
+    assert "not tested: sweep: it needs fastapi" in capsys.readouterr().out
