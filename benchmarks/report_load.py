@@ -2,8 +2,8 @@
 
     python -m benchmarks.report_load FOLDER_OR_RECORD... [--against SWEEP.json] [--times 10]
 
-Each time in a new browser, so that nothing is cached; from the navigation's start, by the page's own
-performance entries: the first text on the screen, the load event, the last chart drawn.  The limits
+Each time in a new browser, so that nothing is cached; from the navigation's start, by the page's
+own performance entries: the first text on the screen, the load event, the last chart drawn.  Limits
 are 8 MB and 2 s.  Needs the extras ``report`` and ``test``, Chromium and its driver.
 """
 
@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from tests.report.browser import browser, missing
+
 from verify_attn.record import read_record
 from verify_attn.report.html import write_report
 from verify_attn.report.verdict import judge

@@ -170,3 +170,22 @@ def test_trees_of_any_size_and_none(tree, says):
     check = records.failing_check()
     check["cases"][0]["failures"][0]["case"] = {"requests": [[0, tree]]}
     assert says in by_id(records.folder(Path("run"), check=check))["tree"].more["says"]
+
+
+def test_a_record_of_several_servers_has_a_line_and_a_fit_for_each():
+    sweep = records.real("h200/collapse.json")
+    found = charts(by_id(records.folder(Path("run"), sweep=sweep)))
+    rates = {t["name"]: t for t in found["decode-chart"].data if t.get("name")}
+    assert list(rates) == [
+        "triton-unsplit", "triton-split", "true,triton-unsplit", "true,triton-split",
+    ]  # fmt: skip
+    assert len(rates["triton-split"]["x"]) == 6
+    fitted = [t["name"] for t in found["step-time-chart"].data if t["name"].endswith("fit")]
+    assert fitted == [f"{name}, fit" for name in rates]
+
+
+def test_streams_side_by_side_are_lines_of_their_own():
+    sweep = records.real("cpu/burst_prose.json")
+    sweep["cases"][1]["parameters"]["concurrency"] = 4
+    chart = charts(by_id(records.folder(Path("run"), sweep=sweep)))["decode-chart"]
+    assert [t["name"] for t in chart.data] == ["1 stream", "4 streams"]

@@ -64,8 +64,9 @@ def causes(record: Record | None, problem: str) -> Section:
     ]  # fmt: skip
     splits = _splits(record)
     notes = [f"{len(found) - CAUSES} more causes are in the record."] if len(found) > CAUSES else []
+    lead = "" if found or not splits else "The sweep names no cause."
     return Section(
-        "causes", title, kind="causes", notes=notes,
+        "causes", title, lead=lead, kind="causes", notes=notes,
         more={"causes": found[:CAUSES], "splits": splits},
         empty="" if found or splits else "the sweep names no cause",
     )  # fmt: skip

@@ -46,7 +46,9 @@ def within(record: Record | None, problem: str) -> Section:
     every = [_slowest(p) for line in lines(record) for p in sorted(line.points, key=sort_key)]
     found = [w for w in every if w is not None and len(w.windows) > 1]
     if not found:
-        short = "no answer was long enough for two windows" if any(every) else "no answer has any"
+        short = (
+            "no answer was long enough for two windows" if any(every) else "no answer has windows"
+        )
         return Section("within", title, empty=problem or short)
     kept = [found[i] for i in sorted(_worst(found))]
     changes = [(w, *c) for w in found for c in w.changes]
