@@ -189,3 +189,31 @@ def test_streams_side_by_side_are_lines_of_their_own():
     sweep["cases"][1]["parameters"]["concurrency"] = 4
     chart = charts(by_id(records.folder(Path("run"), sweep=sweep)))["decode-chart"]
     assert [t["name"] for t in chart.data] == ["1 stream", "4 streams"]
+
+
+def test_what_differs_between_steps_is_told_of_each():
+    check = records.failing_check()
+    check["environment"]["versions"]["python"] = "3.12"
+    doctor = records.record("verify-attn doctor", [
+        records.case("nvcc", parameters={"found": "13.0"}),
+        records.case("CUDA", "inconclusive", "no driver", {"found": "torch with CUDA 13"}),
+    ])  # fmt: skip
+    folder = records.folder(Path("run"), check=check, bench=records.bench(), doctor=doctor)
+    tables = dict(by_id(folder)["environment"].more["tables"])
+    rows = {row[0]: row[1] for row in tables["Machine and versions"].rows}
+    assert rows["version of python"] == "doctor: 3.11\ncheck: 3.12\nbench: 3.11"
+    assert rows["Triton kernels"] == "ran in the interpreter"
+    assert tables["Doctor"].rows == [
+        ["nvcc", "13.0"], ["CUDA", "torch with CUDA 13; inconclusive; no driver"],
+    ]  # fmt: skip
+
+
+def test_shares_of_a_change_are_told_only_where_both_pull_the_same_way():
+    sweep = records.real("cpu/burst_prose.json")
+    part = {"against": "ctx=1k", "rate_ratio": 0.5, "committed_ratio": 1.6, "step_time_ratio": 3.2}
+    sweep["cases"][1]["attribution"] = [
+        part | {"acceptance_share": -0.9, "step_time_share": 1.9},
+        part | {"acceptance_share": 0.4, "step_time_share": 0.6},
+    ]  # fmt: skip
+    splits = by_id(records.folder(Path("run"), sweep=sweep))["causes"].more["splits"]
+    assert [row[-1] for row in splits.rows] == ["", "40%"]

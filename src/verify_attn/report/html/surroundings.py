@@ -82,6 +82,8 @@ def _splits(record: Record) -> Table | None:
                 if ratio is None or 1 / CHANGED < ratio < CHANGED:
                     continue
                 share = number(part.get("acceptance_share"))
+                if share is not None and not 0.005 <= share <= 0.995:
+                    share = None  # shares add up only where both pull the same way
                 rows.append([
                     plain(case.get("id"), 80), plain(part.get("against"), 80), said(ratio, ".2f"),
                     said(number(part.get("committed_ratio")), ".2f"),
@@ -106,11 +108,7 @@ def environment(folder: Folder) -> Section:
         text = next(iter(values.values())) if alike \
             else "\n".join(f"{step}: {value}" for step, value in values.items())  # fmt: skip
         rows.append([key, text])
-    doctor = [
-        [plain(c.get("id"), 80), " ".join(filter(None, (
-            str(c.get("status")), plain(c.get("reason")), _metrics(c))))]
-        for c in cases(records.get("doctor"))
-    ]  # fmt: skip
+    doctor = [[plain(c.get("id"), 80), _found(c)] for c in cases(records.get("doctor"))]
     tables: list[tuple[str, Table]] = [("Machine and versions", Table.of(["what", "value"], rows))]
     if doctor:
         tables.append(("Doctor", Table.of(["what", "found"], doctor)))
@@ -121,9 +119,11 @@ def environment(folder: Folder) -> Section:
                    empty="" if rows else "no record says on what it was made")  # fmt: skip
 
 
-def _metrics(case: Record) -> str:
-    found = mapping(case.get("metrics"))
-    return "; ".join(f"{plain(k, 60)}: {_deep(v)}" for k, v in found.items())
+def _found(case: Record) -> str:
+    """What doctor found, and what is wrong with it."""
+    wrong = "" if case.get("status") == "pass" else f"{case.get('status')}"
+    told = (plain(parameter(case, "found")), wrong, plain(case.get("reason")))
+    return "; ".join(text for text in told if text)
 
 
 def _facts(record: Record) -> dict[str, str]:
