@@ -93,6 +93,12 @@ class Run:
                 f"{path} was made by {before.get('command')!r}, which differs in "
                 f"{', '.join(names)}; to resume give the same, or make a new run with another --out"
             )
+        there, here = _machine(before), _machine(self.record)
+        if there != here:
+            raise BadRun(
+                f"{path} was made with {there}, here is {here}; one run tells of one machine: make "
+                "a new one with another --out"
+            )
         for case in before["cases"]:
             if case.get("id") in STEPS and case.get("exit_code") in FINISHED:
                 try:
@@ -247,6 +253,16 @@ class Run:
         """A line a step, on a terminal."""
         if self._console.is_terminal:
             self._console.print(line if markup else printable(line), soft_wrap=True)
+
+
+def _machine(record: Record) -> Record | None:
+    """What must stay the same within a run: the GPUs and the versions."""
+    try:
+        environment = record["environment"]
+        names = [gpu["name"] for gpu in environment["gpus"]]
+        return {"gpus": names, "versions": environment["versions"]}
+    except (KeyError, TypeError):
+        return None
 
 
 def _counts(cases: list[Record]) -> str:

@@ -42,7 +42,8 @@ def write_all(path: Path, steps: Steps, unwritten: str | None) -> int:
     if given := os.environ.get(STEP_SUMMARY):
         problems += _failed(lambda: _append(Path(given), md))
     report, failed = _report(folder, verdict)
-    _print(verdict, [report, f"records: {path}"])
+    go_on = f"; go on with --resume --out {path}" if verdict.status == "interrupted" else ""
+    _print(verdict, [report, f"records: {path}{go_on}"])
     code = verdict.exit_code
     for problem in problems + failed:
         code = error(problem)

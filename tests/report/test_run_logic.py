@@ -189,6 +189,10 @@ def test_resume_of_something_else(
     Path("r/run.json").write_text(json.dumps(record | {"schema_version": 0}))
     assert run(resume=True) == 2
     assert "has schema_version 0; this version reads 1" in capsys.readouterr().err
+    record["environment"]["gpus"] = [{"name": "another GPU"}]
+    Path("r/run.json").write_text(json.dumps(record))
+    assert run(resume=True) == 2
+    assert "'another GPU'" in capsys.readouterr().err
     assert len(steps.taken) == 3
 
 

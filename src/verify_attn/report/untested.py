@@ -51,13 +51,13 @@ def _machine(folder: Folder) -> Iterator[str]:
 
 
 def _left_out(record: Record) -> Iterator[str]:
+    yield from _cut_short(record)
     reasons: dict[str, list[str]] = {}
     for case in record["cases"]:
         if case["status"] == "skipped":
             reasons.setdefault(str(case["reason"]), []).append(case["id"])
     for reason, ids in reasons.items():
         yield f"{', '.join(ids)}: {reason}"
-    yield from _cut_short(record)
     bench = record.get("environment", {}).get("bench")
     if isinstance(bench, dict):
         for peer, reason in (bench.get("left_out") or {}).items():
