@@ -162,7 +162,7 @@ class Run:
             self._child("sweep", CLI, line, steps)
             return
         log = self.folder / "server.log"
-        embedded = Embedded(self._served(), log)
+        embedded = Embedded(*self._served(), log)
         self._say("sweep: starting the package's own server")
         with ExitStack() as stack:
             url = embedded.start(stack, steps)
@@ -175,16 +175,21 @@ class Run:
             self._child("sweep", CLI, line, steps, notes=embedded.notes)
             self.record["cases"][-1]["parameters"]["server"] = embedded.command
 
-    def _served(self) -> list[str]:
-        """On a GPU the user's kernels that passed their check, the first first."""
+    def _served(self) -> tuple[list[str], list[str]]:
+        """On a GPU the user's kernels that passed their check, the first first; and what is to be
+        said of the others."""
+        asked = self.asked.kernels
         if not self.gpu:
-            return []
+            note = "without a GPU the server runs its default kernel, none of those that were named"
+            return [], [note] if asked else []
         try:
             cases = read_record(self._path("check"))["cases"]
         except RecordError:
-            return []
+            return [], ["the server runs its default kernel: there is no record of the check"]
         wrong = {c["parameters"]["kernel"] for c in cases if c["status"] in ("fail", "error")}
-        return [kernel for kernel in self.asked.kernels if kernel not in wrong]
+        notes = [f"{kernel} failed its check and was not served" for kernel in asked
+                 if kernel in wrong]  # fmt: skip
+        return [kernel for kernel in asked if kernel not in wrong], notes
 
     def _child(
         self,

@@ -18,12 +18,13 @@ MAX_TOKENS, BUDGET_S = "600", "60"
 
 
 class Embedded:
-    """``kernels``: to serve with, the first that the engine can run; else its default."""
+    """``kernels``: to serve with, the first that the engine can run; else its default.
+    ``notes``: what is already known of the choice."""
 
-    def __init__(self, kernels: Sequence[str], log: Path) -> None:
+    def __init__(self, kernels: Sequence[str], notes: Sequence[str], log: Path) -> None:
         self._choices = [["tiny", "--kernel", kernel] for kernel in kernels] + [["tiny"]]
         self._log = log
-        self.notes = [OWN]
+        self.notes = [OWN, *notes]
         self.command = ""
         self.problem: str | None = None
 

@@ -268,6 +268,28 @@ def test_its_kernel_is_the_first_right_one_that_it_can_run(
     assert "--contexts 512,1k,2k" in sweep["parameters"]["command"]
 
 
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        (["a GPU"], "torch failed its check and was not served"),
+        ([], "without a GPU the server runs its default kernel, none of those that were named"),
+    ],
+)
+def test_kernels_that_are_not_served_are_named(
+    steps: type[Scripted], monkeypatch: pytest.MonkeyPatch, found: list[str], note: str
+) -> None:
+    record = json.loads((RESULTS / "cpu/check.json").read_text())
+    record["cases"][0] |= {"status": "fail", "reason": "wrong"}
+    Path("failed.json").write_text(json.dumps(record))
+    monkeypatch.setitem(RECORDS, "check", Path("failed.json"))
+    monkeypatch.setattr(run_command, "gpus", lambda: found)
+    monkeypatch.setattr(run_command, "Embedded", Served)
+    steps.codes = {"check": 1}
+    assert run(Asked(("torch",))) == 1
+    assert cases()["sweep"]["notes"][1:] == [note]
+    assert cases()["sweep"]["parameters"]["server"] == "verify-attn serve tiny"
+
+
 def test_without_its_packages_the_sweep_is_not_tested(
     steps: type[Scripted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
