@@ -27,7 +27,7 @@ from verify_attn.perf.case import failed_record
 from verify_attn.perf.device import TimerError
 from verify_attn.perf.roofline import Rates
 from verify_attn.perf.show import show, show_roofline, write_csv
-from verify_attn.perf.subject import TIMERS
+from verify_attn.perf.subject import TIMERS, own_cell
 from verify_attn.record import (
     BAD_USAGE,
     FAILED,
@@ -199,7 +199,7 @@ def _measure(
     console.print(f"{device.identity()['name']}: {top.rates.gb_per_s:,.0f} GB/s, "
                   f"{top.rates.tflops:,.0f} TFLOP/s bf16, {top.rates.source}",
                   soft_wrap=True)  # fmt: skip
-    with _watchdog(asked, record, watch) as told, _terminate_like_interrupt():
+    with _watchdog(asked, record, kernels, watch) as told, _terminate_like_interrupt():
         bench = Bench(
             device, kernels, asked.cells, top.rates, timers=asked.timers,
             baseline=asked.baseline, watch=told,
@@ -236,7 +236,7 @@ def finish(asked: Asked, record: Record, console: Console, interrupted: bool) ->
 
 @contextmanager
 def _watchdog(
-    asked: Asked, record: Record, watch: Callable[[str], None]
+    asked: Asked, record: Record, kernels: dict[str, VerifyKernel], watch: Callable[[str], None]
 ) -> Iterator[Callable[[str, str, str], None]]:
     """A kernel that hangs holds the process in the driver: only leaving it ends that.
 
@@ -255,7 +255,8 @@ def _watchdog(
     def look() -> None:
         while not over.wait(0.5):
             if step[0] and time.monotonic() - since > asked.time_limit_s:
-                cell = next(c for c in asked.cells if c.id == step[0])
+                whole = next(c for c in asked.cells if c.id == step[0])
+                cell = own_cell(kernels[step[2]], whole)
                 reason = f"{step[1]} took longer than --time-limit {asked.time_limit_s:g} s"
                 record["cases"].append(failed_record(step[2], cell, "error", reason))
                 with suppress(Exception):
@@ -287,7 +288,7 @@ def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[now]}", style="dim"),
     )  # fmt: skip
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
         bar = bars.add_task("bench", total=total, now="")
         yield (

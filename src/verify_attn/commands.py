@@ -99,7 +99,7 @@ def _show_progress(session: Session, pool: Pool) -> None:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[failed]}", style="bold red"),
     )  # fmt: skip
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
         total = 1 if session.case_json else session.examples
         ids = {
@@ -176,7 +176,7 @@ def run_compile(archs: Sequence[str]) -> int:
     from verify_attn.kernels.compiled import Compiled, CompilerError, compile_kernels
     from verify_attn.kernels.resources import ArchitectureError
 
-    console, stderr = output(), Console(stderr=True)
+    console, stderr = output(), Console(stderr=True, emoji=False)
     results: list[Compiled] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:

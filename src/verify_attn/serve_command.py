@@ -56,7 +56,7 @@ def run_serve(asked: Options, host: str, port: int) -> int:
     started = time.monotonic()
     try:
         group = parallel.join(build.device_of(asked).type)
-        with Console(stderr=True).status(f"loading {printable(asked.model)}") as _:
+        with Console(stderr=True, emoji=False).status(f"loading {printable(asked.model)}") as _:
             if group is not None and group.rank > 0:
                 return _follow(asked, group)
             scheduler = build.open_engine(asked, Metrics(), group)

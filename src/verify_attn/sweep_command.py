@@ -184,7 +184,7 @@ def show_plan(run: Run) -> int:
 @contextmanager
 def _progress(run: Run) -> Iterator[Callable[[Now], None]]:
     """A bar over the points with what the current one is doing; nothing in a pipe."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[now]}", style="dim"),

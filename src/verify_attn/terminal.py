@@ -23,11 +23,15 @@ def printable(text: str) -> str:
 
 def output() -> Console:
     """Standard output; in a pipe as wide as any table, since nothing there has an edge."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    console = Console(highlight=False, emoji=False)
+    return (
+        console if console.is_terminal else Console(highlight=False, emoji=False, width=PIPE_WIDTH)
+    )
 
 
 def error(message: str, code: int = BAD_USAGE) -> int:
     """Say what is wrong on standard error; returns the exit code."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {printable(message)}")
+    Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(
+        f"error: {printable(message)}"
+    )
     return code
