@@ -146,10 +146,11 @@ class Trial:
         self.call(self.kernel.prepare, batch, plan)
 
     def call(self, part: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a part of the kernel; whatever it raises, ``sys.exit`` too, is its failure."""
+        """Call a part of the kernel; whatever it raises, ``sys.exit`` too, is its failure; but not
+        Ctrl-C, which is most likely to come while a kernel runs."""
         try:
             return part(*arguments)
-        except (NotApplicable, UnsupportedError):
+        except (NotApplicable, UnsupportedError, KeyboardInterrupt):
             raise
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +15,16 @@ from verify_attn.kernels.base import VerifyKernel
 from verify_attn.perf.axes import Cell
 from verify_attn.perf.case import case_record, failed_record
 from verify_attn.perf.device import Device, Sample, TimerError
+from verify_attn.perf.fresh import Moments
 from verify_attn.perf.roofline import Rates
 from verify_attn.perf.statistics import FEWEST, median_interval
 from verify_attn.perf.subject import Shared, Subject, own_cell
 from verify_attn.tracebacks import user_traceback
 
 WARM_UP, LEAST_ROUNDS, MOST_ROUNDS = 3, 15, 100
+# After so many rounds it is seen whether the intervals are narrow.  To look after each one would
+# stop where they happen to be, and then they hold the median less often than they say.
+LOOKS = (LEAST_ROUNDS, 30, 60)
 PRECISION = 0.01  # of the median: how narrow its interval is to be on either side
 CELL_S = 6.0  # then a cell ends with the intervals that it has, at LEAST_ROUNDS at the earliest
 
@@ -66,7 +69,6 @@ class Bench:
     ) -> None:
         self.device, self.kernels, self.cells, self.rates = device, kernels, cells, rates
         self.timers, self.baseline, self.watch = timers, baseline, watch
-        self._dice = random.SystemRandom()  # a kernel must not know which call is judged
         self._lost = ""
         self._done: set[str] = set()
 
@@ -98,10 +100,21 @@ class Bench:
             if one.failure:
                 cases.append(failed_record(one.subject.kernel.name, one.subject.cell, *one.failure))
                 continue
-            against = None if base is None or base is one else base.seconds("run")
-            cases.append(case_record(one.subject, one.samples, self.rates, against))
+            cases.append(self._record(one, base))
         order = list(self.kernels)
         return sorted(cases, key=lambda c: order.index(c["parameters"]["kernel"]))
+
+    def _record(self, one: Timed, base: Timed | None) -> dict[str, Any]:
+        """Its case, with the speedup where both have a time of ``run``."""
+        if one.subject.kernel.name == self.baseline:
+            return case_record(one.subject, one.samples, self.rates, None)
+        against = base.seconds("run") if base else []
+        case = case_record(one.subject, one.samples, self.rates, against or None)
+        if not against and self.baseline in self.kernels:
+            case["notes"].append(f"no speedup: {self.baseline} has no time of run here")
+        elif base and base.subject.cell != one.subject.cell:
+            case["notes"].append(f"the speedup is over {self.baseline} on {base.subject.cell.id}")
+        return case
 
     def _subject(
         self, kernel: VerifyKernel, cell: Cell, shared: Shared
@@ -115,24 +128,25 @@ class Bench:
             return "skipped", str(reason)
         except CheckFailed as failure:
             return self._after(kernel, failure)
+        except (Exception, SystemExit) as raised:  # a later launch than the checked ones
+            text = f"the kernel raised\n{user_traceback(raised)}"
+            return self._after(kernel, KernelRaised(text))
 
     def _rounds(self, timed: list[Timed], cell_id: str) -> None:
         """Warm up, then sample in turns; the order turns about, so that no kernel always follows
         the same one."""
         spent = 0.0
-        judged = {
-            (id(one), part): WARM_UP + self._dice.randrange(LEAST_ROUNDS)
-            for one in timed for part in one.subject.calls
-        }  # fmt: skip
+        judged = {(id(one), part): Moments() for one in timed for part in one.subject.calls}
         for number in range(WARM_UP + MOST_ROUNDS):
             going = [t for t in timed if t.failure is None]
             taken = number - WARM_UP
-            if taken >= LEAST_ROUNDS and (all(t.narrow for t in going) or spent > CELL_S):
+            late = taken >= LEAST_ROUNDS and spent > CELL_S
+            if late or (taken in LOOKS and all(t.narrow for t in going)):
                 return
             for one in going if number % 2 else reversed(going):
                 for part in one.subject.calls:
                     self.watch(cell_id, "timing", one.subject.kernel.name)
-                    check = judged[id(one), part] == number
+                    check = judged[id(one), part](number)
                     sample = self._sample(one, part, check)
                     if sample is None:
                         break
@@ -144,8 +158,7 @@ class Bench:
         """One sample; None, and the subject's failure, where there is none to be had."""
         subject = one.subject
         try:
-            if check:
-                subject.disturb(part)
+            subject.disturb(part)
             sample = self.device.sample(subject.calls[part])
             if check:
                 subject.judge(part)

@@ -8,12 +8,12 @@ for a sample of the device's, so that the difference is that sample and nothing 
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 from verify_attn.perf.bench import CELL_S, LEAST_ROUNDS, MOST_ROUNDS, PRECISION
 from verify_attn.perf.case import case_record
 from verify_attn.perf.device import Sample, TimerError
+from verify_attn.perf.fresh import Moments
 from verify_attn.perf.statistics import median_interval
 from verify_attn.perf.subject import Subject
 from verify_attn.perf.tested import Tested
@@ -62,18 +62,16 @@ class Rounds:
         self.baseline: list[float] = []
         self.notes: list[str] = []
         self.case: dict[str, Any] = {}
-        self.dice = random.SystemRandom()  # a kernel must not know which call is judged
         self.number = 0
         self.count = self._pilot()
-        self.judged = WARM_UP + self.dice.randrange(self.count)
+        self.moments = Moments()
 
     def before(self) -> None:
         """Set up a round."""
         self.clock.seconds = 0.0  # a difference from 0 is exact
         if self.number % 2:
             self._sample_others()
-        if self.number == self.judged:
-            self.subject.disturb(self.part)
+        self.subject.disturb(self.part)
 
     def call(self) -> None:
         """What is timed."""
@@ -84,7 +82,7 @@ class Rounds:
         """Judge and keep; after the last round raises `NotPassed` unless there is a result."""
         if self.case:  # --benchmark-cprofile calls once more, untimed
             return
-        if self.number == self.judged:
+        if self.moments(self.number):
             self.subject.judge(self.part)
         if self.number >= WARM_UP:
             self.samples[self.part].append(self.last)
@@ -96,6 +94,7 @@ class Rounds:
 
     def _sample_others(self) -> None:
         for part in self.beside:
+            self.subject.disturb(part)
             sample = self.device.sample(self.subject.calls[part])
             if self.number >= WARM_UP:
                 self.samples[part].append(sample)
@@ -108,8 +107,7 @@ class Rounds:
         if self.base is None:
             return None
         try:
-            if judge:
-                self.base.disturb("run")
+            self.base.disturb("run")
             seconds = self.device.sample(self.base.calls["run"]).seconds
             if judge:
                 self.base.judge("run")
@@ -121,14 +119,15 @@ class Rounds:
 
     def _pilot(self) -> int:
         """Warm up; how many rounds the interval needs, as far as time allows."""
-        judged = self.dice.randrange(LEAST_ROUNDS)
+        moments = Moments()
         taken, spent = [], 0.0
         for number in range(LEAST_ROUNDS):
             for part in [*self.beside, self.part]:
+                self.subject.disturb(part)
                 sample = self.device.sample(self.subject.calls[part])
                 spent += sample.seconds
             taken.append(sample.seconds)
-            spent += self._sample_base(judge=number == judged) or 0.0
+            spent += self._sample_base(judge=moments(number)) or 0.0
         interval = median_interval(taken)
         width = max(interval.high - interval.median, interval.median - interval.low)
         # An interval narrows with the root of the samples.

@@ -1,14 +1,14 @@
 """A kernel on a cell, checked, and the calls that are timed.
 
-No time is taken of a wrong kernel: the answer is held to the reference first, and once more for a
-call that was itself timed, on inputs that the kernel has not seen, so that an answer kept from
-before, or work left out while the clock runs, is found.
+No time is taken of a wrong kernel: the answer is held to the reference first, and again for some of
+the calls that are timed.  Every timed call is on numbers that the kernel has not seen, nor has its
+``prepare``, so that an answer kept from before, or work left out while the clock runs, is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from verify_attn.generate import contents
 from verify_attn.kernels.base import VerifyKernel
 from verify_attn.perf.axes import Cell
 from verify_attn.perf.device import Call, Device, Launch, TimerError
+from verify_attn.perf.fresh import Signs
 from verify_attn.perf.roofline import Work, work_of
 from verify_attn.problem import VerifyBatch
 from verify_attn.reference import Reference
@@ -77,17 +78,38 @@ class Subject:
         self.name = f"{kernel.name} | {cell.id}"
         self.case = cell.case()
         self.work: Work = work_of(self.case)
-        self.trial = Trial(kernel, self.case, device.torch_device)
+        self.calls: dict[str, Call] = {}
+        self.absent: dict[str, str] = {}
+        self._copies: list[tuple[VerifyBatch, tuple[torch.Tensor, torch.Tensor]]] = []
+        with self._in_memory():
+            self._check(shared)
+            self._make_calls(timers)
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Memory that runs out, whoever asked for it, is no fault of the kernel's."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self._copies.clear()
+            torch.cuda.empty_cache()
+            told = str(error).strip().splitlines()[0][:200]
+            raise NotApplicable(
+                f"does not fit into the GPU's memory ({told}); its KV alone is "
+                f"{self.work.kv_bytes / 2**30:.2f} GiB, and is held about three times: ask for "
+                "fewer requests or a shorter context"
+            ) from None
+
+    def _check(self, shared: Shared) -> None:
+        self.trial = Trial(self.kernel, self.case, self.device.torch_device)
         shared.lend(self.trial)
         self._judge(self.trial.output, self.trial.reference, WRONG)
         self.plan = self.trial.plan(self.trial.batch)
         self.trial.prepare(self.trial.batch, self.plan)
         self.outputs = poisoned_outputs(self.trial.batch)
-        self.turned = 0  # by how many heads q stands turned
-        self.calls: dict[str, Call] = {}
-        self.absent: dict[str, str] = {}
-        self._copies: list[tuple[VerifyBatch, tuple[torch.Tensor, torch.Tensor]]] = []
-        self._make_calls(timers)
+        wide = self.trial.batch.geometry.qk_dim
+        device = self.device.torch_device
+        self.signs = Signs(wide, device), Signs(wide, device)  # the second: of the graph's copies
 
     def _make_calls(self, timers: tuple[str, ...]) -> None:
         run = self._launch(self.trial.batch, self.plan, *self.outputs)
@@ -109,7 +131,8 @@ class Subject:
         for timer in timers:
             for part, make in makers[timer].items():
                 try:
-                    self.calls[part] = make()
+                    with self._in_memory():
+                        self.calls[part] = make()
                 except (TimerError, NotApplicable) as reason:
                     self.absent[part] = str(reason)
 
@@ -134,24 +157,23 @@ class Subject:
         return self.device.replay(launches, copy_bytes, f"{self.name} graph")
 
     def disturb(self, part: str) -> None:
-        """Before a timed call whose answer will be judged: new q, and outputs that say nothing."""
-        self.turned = 1 if self.cell.heads > 1 else 0
-        for batch, outputs in self._of(part):
-            batch.q.copy_(batch.q.roll(self.turned, 1).clone())
+        """Before every timed call: other numbers, and outputs that say nothing.
+
+        Without a ``prepare``, which comes once per step and not once per layer: what ``run`` reads
+        are the numbers that are there when it is called.
+        """
+        batches = self._of(part)
+        self.signs[part == "graph"].turn([batch for batch, _ in batches])
+        for _, outputs in batches:
             for tensor in outputs:
                 tensor.fill_(torch.nan)
-        if part != "graph":
-            self.trial.prepare(self.trial.batch, self.plan)
 
     def judge(self, part: str) -> None:
-        """After it: raises ``CheckFailed`` if the answer is not that of the new q."""
-        right = _turned(self.trial.reference, self.turned)
+        """After it: raises ``CheckFailed`` if the answer is not that of those numbers."""
+        right = self.signs[part == "graph"].answer(self.trial.reference)
         for batch, (out, lse) in self._of(part):
             live = batch.offset_list[-1]
             self._judge(Output(out[:live], lse[:live]), right, WRONG_TIMED)
-            batch.q.copy_(batch.q.roll(-self.turned, 1).clone())
-        if part != "graph":
-            self.trial.prepare(self.trial.batch, self.plan)
 
     def _of(self, part: str) -> list[tuple[VerifyBatch, tuple[torch.Tensor, torch.Tensor]]]:
         return self._copies if part == "graph" else [(self.trial.batch, self.outputs)]
@@ -160,11 +182,3 @@ class Subject:
         self.trial.compare(output, reference, self.trial.batch, what)
         if self.kernel.capabilities.lse:
             self.trial.compare_lse(output, reference, self.trial.batch)
-
-
-def _turned(reference: Reference, by: int) -> Reference:
-    """What is right once q's heads stand turned: all heads see the same rows."""
-    return replace(
-        reference, out=reference.out.roll(by, 1), lse=reference.lse.roll(by, 1),
-        strength=reference.strength.roll(by, 1),
-    )  # fmt: skip
