@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from verify_attn.perf.bench import LOOKS, MOST_ROUNDS, PRECISION
 from verify_attn.perf.statistics import (
     SampleError,
     compare,
@@ -12,7 +13,7 @@ from verify_attn.perf.statistics import (
     two_modes,
 )
 
-RNG = np.random.default_rng(7)
+RNG, OTHER = np.random.default_rng(7), np.random.default_rng(8)
 
 
 def times(count: int, median: float = 1.0, spread: float = 0.01) -> list[float]:
@@ -27,6 +28,36 @@ def test_intervals_cover_the_median_as_often_as_they_say(count: int):
         found = median_interval(times(count))
         inside += found.low <= 1.0 <= found.high
     assert inside >= 935  # 95 % of 1,000, less three standard errors
+
+
+@pytest.mark.parametrize(("correlation", "least"), [(0.3, 0.92), (0.5, 0.89)])
+def test_samples_that_hang_together_count_for_fewer(correlation: float, least: float):
+    inside = 0
+    for _ in range(400):
+        steps = OTHER.standard_normal(60) * np.sqrt(1 - correlation**2)
+        steps[0] /= np.sqrt(1 - correlation**2)
+        for i in range(1, 60):
+            steps[i] += correlation * steps[i - 1]
+        found = median_interval(list(1 + 0.02 * steps))
+        inside += found.low <= 1.0 <= found.high
+    assert inside >= least * 400  # without it 0.90 and 0.82
+
+
+def test_a_drift_from_end_to_end_is_no_median_at_all():
+    found = median_interval([1 + i / 100 for i in range(20)])
+    assert (found.low, found.high) == (1.0, 1.19)
+
+
+def test_to_stop_when_it_is_narrow_does_not_make_it_wrong():
+    inside = 0
+    for _ in range(600):
+        series = list(1 + 0.03 * OTHER.standard_normal(MOST_ROUNDS))
+        for count in (*LOOKS, MOST_ROUNDS):
+            found = median_interval(series[:count])
+            if max(found.high - found.median, found.median - found.low) <= PRECISION * found.median:
+                break
+        inside += found.low <= 1.0 <= found.high
+    assert inside >= 0.93 * 600
 
 
 def test_an_interval_is_no_wider_than_it_must_be():
