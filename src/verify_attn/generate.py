@@ -82,12 +82,13 @@ class Case(Arrangement):
             raise CaseError(f"geometry is {self.geometry!r}: {error}") from None
         if not self.requests:
             raise CaseError("requests is empty; a case has at least one (prefix_len, tree)")
-        for i, (prefix_len, tree) in enumerate(self.requests):
+        for i, (prefix_len, _) in enumerate(self.requests):
             if type(prefix_len) is not int or prefix_len < 0:
                 raise CaseError(
                     f"requests[{i}] has prefix_len {prefix_len!r}; it must be a whole number from "
                     "0 up"
                 )
+        for tree in dict.fromkeys(tree for _, tree in self.requests):
             visible_rows(tree)
 
     @property

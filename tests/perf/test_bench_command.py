@@ -19,9 +19,11 @@ from tests.perf.test_bench import Kernel, steady
 from verify_attn import bench_command
 from verify_attn.bench_command import Asked, finish, run_bench
 from verify_attn.cli import main
+from verify_attn.generate import visible_rows
 from verify_attn.perf import ceilings, cuda_device
 from verify_attn.perf.axes import Cell
-from verify_attn.perf.roofline import Rates
+from verify_attn.perf.roofline import Rates, work_of
+from verify_attn.perf.show import write_csv
 from verify_attn.record import read_record
 
 CELLS = tuple(Cell(context=c, nodes=5, heads=4, geometry="tiny", dtype="float32") for c in (20, 40))
@@ -199,6 +201,30 @@ def test_statuses_make_the_exit_code(tmp_path: Path) -> None:
     assert ends("pass", "inconclusive") == 3
     assert ends("pass", "error") == 1
     assert ends("pass", "fail", "inconclusive") == 1
+
+
+def test_no_text_in_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    case = {"id": "=1+1", "status": "error", "reason": "@SUM(A1)\ud800", "metrics": {"run_ms": -1},
+            "parameters": {"kernel": "+x", **vars(Cell())}}  # fmt: skip
+    write_csv(tmp_path / "r.csv", [case])
+    with (tmp_path / "r.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["id"], row["kernel"]) == ("'=1+1", "'+x")
+    assert row["reason"].startswith("'@SUM")
+    assert row["run_ms"] == "-1"
+
+
+def test_a_huge_grid_is_planned_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(text: str) -> Any:
+        made.append(text)
+        return visible_rows(text)
+
+    for module in ("generate", "perf.roofline"):
+        monkeypatch.setattr(f"verify_attn.{module}.visible_rows", counted)
+    work_of(Cell(requests=1024, nodes=64).case())
+    assert len(made) == 2  # and not 2,048
 
 
 HANGS = """

@@ -239,6 +239,21 @@ def test_an_unknown_gpu_makes_everything_unclear():
     assert "does not say on which GPU" in found.cases[0].reason
 
 
+@pytest.mark.parametrize("field", ["name", "compute_capability", "memory_bytes", "driver"])
+def test_two_gpus_of_which_half_is_known_are_not_the_same(field):
+    half = from_record(record(case(), **{field: None}), "a")
+    found = compare(half, half, Thresholds())
+    assert found.exit_code == 3
+    assert f"a does not say on which GPU it ran ({field})" in found.cases[0].reason
+
+
+def test_a_power_limit_that_nobody_knows_is_told():
+    half = from_record(record(case(), power_limit_w=None), "a")
+    found = compare(half, half, Thresholds())
+    assert found.exit_code == 0
+    assert any("power limit" in note for note in found.notes)
+
+
 def test_the_same_id_over_another_problem_is_unclear():
     b = case()
     b["parameters"]["nodes"] = 64

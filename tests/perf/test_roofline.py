@@ -76,6 +76,7 @@ def test_padding_rows_see_the_prefix_alone():
     padded = work_of(Case(((30, "chain:4+2"),)))
     one_row = flops_of_a_pair(Case(((1, "chain:1"),)).attention_geometry)
     assert padded.flops - alone.flops == 2 * 30 * one_row
+    assert padded.kv_bytes == alone.kv_bytes  # nobody sees their own rows
 
 
 @pytest.mark.parametrize("changes", [{}, {"page_size": 4, "dtype": "bfloat16"}])

@@ -22,6 +22,8 @@ FAILURES = ("worse", "missing", "renamed", "failed")
 COMPARED = ("better", "same")
 # Parameters that are no part of the problem: what a kernel is called, and the case in one text,
 # which says the others again with a seed.
+# What a file must say of its GPU; some GPUs have no power limit to tell.
+IDENTIFIES = ("name", "compute_capability", "memory_bytes", "driver")
 LABELS = ("kernel", "name", "case")
 
 
@@ -130,9 +132,11 @@ def _short(value: Any) -> str:
 
 def _other_gpu(a: Saved, b: Saved) -> str:
     """Why times of the two runs say nothing about each other, or nothing."""
-    unknown = [saved.name for saved in (a, b) if not saved.identity]
-    if unknown:
-        return " and ".join(f"{name} does not say on which GPU it ran" for name in unknown)
+    for saved in (a, b):
+        left = [field for field in IDENTIFIES if saved.identity.get(field) in (None, "")]
+        if left:
+            fields = f" ({', '.join(left)})" if saved.identity else ""
+            return f"{saved.name} does not say on which GPU it ran{fields}"
     differences = _differences(a.identity, b.identity)
     return f"not the same GPU ({differences})" if differences else ""
 
@@ -152,6 +156,8 @@ def _notes(a: Saved, b: Saved, thresholds: Thresholds) -> list[str]:
         notes.append(f"versions differ: {versions}")
     if a.baseline != b.baseline and any("speedup" in case.spans for case in a.cases.values()):
         notes.append(f"speedups are not compared: over {a.baseline} and over {b.baseline}")
+    if a.identity and all(s.identity.get("power_limit_w") is None for s in (a, b)):
+        notes.append("neither file says the GPU's power limit, which may have differed")
     ids = [*a.cases, *b.cases]
     own = [f"{percent(t)} for {p}" for p, t in thresholds.cases.items()]
     if own or thresholds.default != DEFAULT:

@@ -74,23 +74,37 @@ def work_of(case: Case) -> Work:
     """Of one call on a case.  Rows outside the pool (``node_kv``) are of q's dtype."""
     geometry, element = case.attention_geometry, DTYPES[case.dtype].itemsize
     prefixes = [prefix_len for prefix_len, _ in case.requests]
-    visible = [visible_rows(tree) for _, tree in case.requests]
-    nodes = [len(rows) for rows in visible]
-    stored = [p + n for p, n in zip(prefixes, nodes, strict=True)]
+    trees = {tree: _Tree.of(tree) for tree in {tree for _, tree in case.requests}}
+    visible = [trees[tree] for _, tree in case.requests]
+    nodes = [tree.rows for tree in visible]
+    stored = [p + tree.seen for p, tree in zip(prefixes, visible, strict=True)]
     shared = shared_pages(case.shared_pages, case.page_size, prefixes)
     rows = sum(stored) - case.page_size * sum(shared[1:])  # the first request has them too
     in_pool = prefixes if case.node_kv else stored
-    outside = sum(nodes) if case.node_kv else 0
+    outside = sum(tree.seen for tree in visible) if case.node_kv else 0
     pages = sum(-(-tokens // case.page_size) for tokens in in_pool)
-    pairs = sum(
-        p * n + int(sees.sum()) for p, n, sees in zip(prefixes, nodes, visible, strict=True)
-    )
+    pairs = sum(p * tree.rows + tree.pairs for p, tree in zip(prefixes, visible, strict=True))
     return Work(
         kv_bytes=(rows - outside) * geometry.row_bytes(case.pool_dtype.itemsize)
         + outside * geometry.row_bytes(element),
         other_bytes=_around(geometry, nodes, element) + INDEX_BYTES * pages,
         flops=pairs * flops_of_a_pair(geometry),
     )
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """``rows`` of q, how many of their KV rows are ``seen`` by any of them (padding is by none),
+    and the ``pairs`` of a row and one that it sees."""
+
+    rows: int
+    seen: int
+    pairs: int
+
+    @classmethod
+    def of(cls, text: str) -> _Tree:
+        sees = visible_rows(text)
+        return cls(len(sees), int(sees.any(axis=0).sum()), int(sees.sum()))
 
 
 def flops_of_a_pair(geometry: AttentionGeometry) -> int:

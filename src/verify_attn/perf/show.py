@@ -117,10 +117,16 @@ def show_roofline(console: Console, cells: Iterable[Cell], rates: Rates) -> None
 def write_csv(path: Path, cases: Sequence[dict[str, Any]]) -> None:
     """One line a case; figures that were not measured are empty."""
     names = ["kernel", *(f for f in Cell.__dataclass_fields__)]
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(["id", *names, "status", "reason", *FIGURES])
         for case in cases:
             p, m = case["parameters"], case["metrics"]
-            writer.writerow([case["id"], *(p[n] for n in names), case["status"], case["reason"],
-                             *(m.get(f, "") for f in FIGURES)])  # fmt: skip
+            row = [case["id"], *(p[n] for n in names), case["status"], case["reason"],
+                   *(m.get(f, "") for f in FIGURES)]  # fmt: skip
+            writer.writerow([_no_formula(value) for value in row])
+
+
+def _no_formula(value: Any) -> Any:
+    """Spreadsheets would compute a text that begins so; names and reasons are others' text."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
