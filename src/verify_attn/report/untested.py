@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from verify_attn.report.folder import STEPS, Folder, Record
 
 NO_GPU = "no GPU"
+FEW = 6  # names in one line
 
 
 def not_tested(folder: Folder) -> Iterator[str]:
@@ -57,11 +58,18 @@ def _left_out(record: Record) -> Iterator[str]:
         if case["status"] == "skipped":
             reasons.setdefault(str(case["reason"]), []).append(case["id"])
     for reason, ids in reasons.items():
-        yield f"{', '.join(ids)}: {reason}"
+        yield f"{_some(ids)}: {reason}"
     bench = record.get("environment", {}).get("bench")
     if isinstance(bench, dict):
         for peer, reason in (bench.get("left_out") or {}).items():
             yield f"{peer}: {reason}"
+
+
+def _some(ids: list[str]) -> str:
+    """Their names, or of many how many: the record and the report's matrix have them all."""
+    if len(ids) <= FEW:
+        return ", ".join(ids)
+    return f"{len(ids)} of its cases ({', '.join(ids[:2])}, ...)"
 
 
 def _cut_short(record: Record) -> Iterator[str]:
