@@ -10,6 +10,7 @@ that drifts moves both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,8 +22,10 @@ from scipy.stats import binom
 CONFIDENCE = 0.95
 MARGIN = 0.02  # a change of less is none that anybody should act on
 FEWEST = 8  # samples: with fewer no interval of this confidence is worth its name
-# Two modes: each holds so much of the samples, and they lie so many of their own widths apart.
-LEAST_SHARE, APART = 0.15, 1.5
+# Two modes: each holds so much of the samples, they lie so many of their own widths apart (more
+# where there are few samples, which fall apart by chance), and so few lie in the middle between.
+LEAST_SHARE, APART, BETWEEN = 0.15, 2.0, 0.05
+FEW = 10
 
 Verdict = Literal["better", "same", "worse", "unclear"]
 Floats = npt.NDArray[np.float64]
@@ -93,17 +96,20 @@ def compare(
 def two_modes(samples: Sequence[float]) -> tuple[float, float] | None:
     """The medians of two groups of times far apart, such as those of two clock rates; or None."""
     values = _sound(samples)
-    least = max(2, int(np.ceil(LEAST_SHARE * len(values))))
-    gaps = np.diff(values)[least - 1 : len(values) - least]
-    if not gaps.size:
+    count = len(values)
+    least = max(2, math.ceil(LEAST_SHARE * count))
+    cuts = np.arange(least, count - least + 1)
+    sums = np.cumsum(values)
+    below, above = sums[cuts - 1] / cuts, (sums[-1] - sums[cuts - 1]) / (count - cuts)
+    # Where the groups vary least within themselves (Otsu's method).
+    cut = int(cuts[np.argmax(cuts * (count - cuts) * (above - below) ** 2)])
+    first, second = values[:cut], values[cut:]
+    low, high = float(np.median(first)), float(np.median(second))
+    gap, widths = high - low, _width(first) + _width(second)
+    if gap < MARGIN * float(np.median(values)) or gap < APART * (1 + FEW / count) * widths:
         return None
-    cut = least + int(np.argmax(gaps))
-    low, high = values[:cut], values[cut:]
-    width = _width(low) + _width(high)
-    gap = float(values[cut] - values[cut - 1])
-    if gap < APART * width or gap < MARGIN * float(np.median(values)):
-        return None
-    return float(np.median(low)), float(np.median(high))
+    between = (values > low + 0.3 * gap) & (values < high - 0.3 * gap)
+    return (low, high) if between.sum() <= BETWEEN * count else None
 
 
 def _width(values: Floats) -> float:
