@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from verify_attn.perf.roofline import Rates
 from verify_attn.perf.show import show, show_roofline, write_csv
 from verify_attn.perf.subject import TIMERS, own_cell
 from verify_attn.record import (
-    BAD_USAGE,
     FAILED,
     INCONCLUSIVE,
     INTERRUPTED,
@@ -213,7 +213,7 @@ def _measure(
         except KeyboardInterrupt:
             interrupted = True
         except RecordError as wrong:
-            show(console, record["cases"], asked.baseline)
+            finish(asked, record, console, False)  # what can still be shown and written
             return error(str(wrong))
     return finish(asked, record, console, interrupted)
 
@@ -221,17 +221,21 @@ def _measure(
 def finish(asked: Asked, record: Record, console: Console, interrupted: bool) -> int:
     """Write what was measured, show it, and say with which code to end."""
     show(console, record["cases"], asked.baseline)
-    try:
-        if asked.record is not None:
-            write_record(asked.record, record)
-        if asked.csv is not None:
-            write_csv(asked.csv, record["cases"])
-    except (RecordError, OSError) as wrong:
-        return error(str(wrong), INTERRUPTED if interrupted else BAD_USAGE)
+    lost = 0
+    to_record, to_csv = (
+        partial(write_record, record=record),
+        partial(write_csv, cases=record["cases"]),
+    )
+    for path, write in ((asked.record, to_record), (asked.csv, to_csv)):
+        try:
+            if path is not None:
+                write(path)
+        except (RecordError, OSError) as wrong:
+            lost = error(str(wrong))
     if interrupted:
-        kept = f"; what was measured is in {asked.record}" if asked.record else ""
+        kept = f"; what was measured is in {asked.record}" if asked.record and not lost else ""
         console.print(printable(f"interrupted{kept}"), soft_wrap=True)
-    return exit_code(record["cases"], interrupted)
+    return lost if lost and not interrupted else exit_code(record["cases"], interrupted)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from verify_attn.perf import ceilings, cuda_device
 from verify_attn.perf.axes import Cell
 from verify_attn.perf.roofline import Rates, work_of
 from verify_attn.perf.show import write_csv
-from verify_attn.record import read_record
+from verify_attn.record import RecordError, read_record
 
 CELLS = tuple(Cell(context=c, nodes=5, heads=4, geometry="tiny", dtype="float32") for c in (20, 40))
 
@@ -158,6 +158,18 @@ def test_ctrl_c_keeps_the_cells_that_were_measured(device: ScriptedDevice, tmp_p
     assert [c["parameters"]["context"] for c in read_record(tmp_path / "r.json")["cases"]] == [
         20
     ] * 2
+
+
+def test_a_record_that_cannot_be_written_any_more_ends_it_and_the_rest_is(
+    device: ScriptedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, record: dict[str, Any]) -> None:
+        raise RecordError(f"{path} is not written: no space left")
+
+    monkeypatch.setattr(bench_command, "write_record", full)
+    assert run_bench(asked(tmp_path), None, False) == 2
+    with (tmp_path / "r.csv").open() as file:
+        assert [row["context"] for row in csv.DictReader(file)] == ["20", "20"]
 
 
 def test_a_kernel_that_does_not_load(
