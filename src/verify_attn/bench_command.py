@@ -32,7 +32,6 @@ from verify_attn.perf.subject import TIMERS, own_cell
 from verify_attn.record import (
     FAILED,
     INCONCLUSIVE,
-    INTERRUPTED,
     PASSED,
     RecordError,
     check_writable,
@@ -182,8 +181,7 @@ def _measure(
     from verify_attn.perf.ceilings import ceilings, self_test, sheet_of
     from verify_attn.perf.cuda_device import CudaDevice
 
-    record = new_record(["verify-attn", *sys.argv[1:]])
-    interrupted = False
+    record, interrupted = new_record(["verify-attn", *sys.argv[1:]]), False
     try:
         device = CudaDevice()
         watch("the timers against the host's clock")

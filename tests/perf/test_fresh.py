@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from tests.perf.scripted import ScriptedDevice
-from tests.perf.test_bench import CELL, Kernel, measured, steady
+from tests.perf.test_bench import CELL, RATES, Kernel, measured, steady
 from verify_attn.generate import Case, build
-from verify_attn.kernels.base import Capabilities
+from verify_attn.kernels.base import Capabilities, UnsupportedError
 from verify_attn.kernels.torch_kernel import torch_verify
 from verify_attn.perf.device import Call, Launch, TimerError
 from verify_attn.perf.fresh import EVERY, Moments, Signs
+from verify_attn.perf.pedantic import Pedantic
+from verify_attn.perf.tested import Tested
 from verify_attn.problem import VerifyBatch
 from verify_attn.reference import oracle
 
@@ -202,3 +204,48 @@ def test_ctrl_c_while_a_kernel_is_checked_is_no_failure_of_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         measured(Kernel("a", before=interrupted), Kernel("b"))
+
+
+def past_the_end(out: torch.Tensor) -> None:
+    out.new_empty(0).set_(out.untyped_storage())[-10:] = 1  # type: ignore[call-overload]
+
+
+def another_storage(out: torch.Tensor) -> None:
+    out.set_(out.clone())  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("tamper", [past_the_end, another_storage])
+def test_memory_around_the_outputs_of_timed_calls(tamper: Any) -> None:
+    calls: list[int] = []
+
+    def later(batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> None:
+        calls.append(1)
+        if len(calls) > 1:  # the first is checked by itself
+            tamper(out)
+
+    case = measured(Kernel("a", after=later), timers=("events",))["a"]
+    assert case["status"] == "fail"
+    assert "memory that is not its own" in case["reason"]
+
+
+def test_what_a_plan_says_is_outside_what_it_declares_is_skipped() -> None:
+    class Picky(Kernel):
+        def plan(self, batch: VerifyBatch) -> None:
+            raise UnsupportedError("not this one")
+
+    case = measured(Picky("a"))["a"]
+    assert (case["status"], case["reason"]) == ("skipped", "not this one")
+
+
+def test_a_baseline_that_raises_at_a_later_launch_is_no_fault_of_the_measured_kernel() -> None:
+    calls: list[int] = []
+
+    def second(batch: VerifyBatch) -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("no more")
+
+    tested = Tested(Launching(steady({"a": 1e-3})), RATES)
+    pedantic = Pedantic(tested, "triton-unsplit")
+    pedantic.baseline = Kernel("a", before=second)
+    assert pedantic._baseline(CELL) == "no more"

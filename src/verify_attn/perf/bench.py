@@ -11,7 +11,7 @@ import torch
 
 from verify_attn.conformance.trial import CheckFailed, KernelRaised, NotApplicable
 from verify_attn.generate import CaseError
-from verify_attn.kernels.base import VerifyKernel
+from verify_attn.kernels.base import UnsupportedError, VerifyKernel
 from verify_attn.perf.axes import Cell
 from verify_attn.perf.case import case_record, failed_record
 from verify_attn.perf.device import Device, Sample, TimerError
@@ -124,7 +124,7 @@ class Bench:
             return "skipped", self._lost
         try:
             return Subject(kernel, cell, self.device, shared, self.timers)
-        except (NotApplicable, CaseError) as reason:
+        except (NotApplicable, UnsupportedError, CaseError) as reason:
             return "skipped", str(reason)
         except CheckFailed as failure:
             return self._after(kernel, failure)

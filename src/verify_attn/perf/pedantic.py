@@ -10,7 +10,7 @@ import torch
 
 from verify_attn.conformance.trial import CheckFailed, KernelRaised, NotApplicable
 from verify_attn.generate import Case
-from verify_attn.kernels.base import VerifyKernel
+from verify_attn.kernels.base import UnsupportedError, VerifyKernel
 from verify_attn.kernels.registry import load
 from verify_attn.perf.axes import Cell
 from verify_attn.perf.case import failed_record
@@ -68,7 +68,7 @@ class Pedantic:
             case = self._timed(benchmark, clock, kernel, cell, part)
         except NotPassed as measured:
             case = measured.case
-        except NotApplicable as reason:
+        except (NotApplicable, UnsupportedError) as reason:
             case = failed_record(kernel.name, cell, "skipped", str(reason))
         except (TimerError, SampleError) as wrong:
             case = failed_record(kernel.name, cell, "error", str(wrong))
@@ -123,8 +123,9 @@ class Pedantic:
             try:
                 made = Subject(self.baseline, cell, device, self._shared, ("events",))
                 self._base = made if "run" in made.calls else made.absent["run"]
-            except (NotApplicable, CheckFailed, TimerError) as reason:
-                self._base = str(reason)
+            except (Exception, SystemExit) as reason:  # no fault of the kernel's that is measured
+                self._look_after(self.baseline)
+                self._base = str(reason) or type(reason).__name__
         return self._base
 
     def _look_after(self, kernel: VerifyKernel) -> None:

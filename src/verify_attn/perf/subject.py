@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from verify_attn.assemble import Content
-from verify_attn.conformance.trial import NotApplicable, Output, Trial, poisoned_outputs
+from verify_attn.conformance.trial import (
+    CheckFailed,
+    NotApplicable,
+    Output,
+    Trial,
+    guards_written,
+    poisoned_outputs,
+)
 from verify_attn.generate import contents
 from verify_attn.kernels.base import VerifyKernel
 from verify_attn.perf.axes import Cell
@@ -174,6 +181,12 @@ class Subject:
         for batch, (out, lse) in self._of(part):
             live = batch.offset_list[-1]
             self._judge(Output(out[:live], lse[:live]), right, WRONG_TIMED)
+            for name, tensor in (("out", out), ("lse", lse)):
+                if side := guards_written(tensor):
+                    raise CheckFailed(
+                        f"a timed call wrote {side} of {name}, into memory that is not its own, or "
+                        "gave it other storage"
+                    )
 
     def _of(self, part: str) -> list[tuple[VerifyBatch, tuple[torch.Tensor, torch.Tensor]]]:
         return self._copies if part == "graph" else [(self.trial.batch, self.outputs)]
