@@ -9,26 +9,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from verify_attn.bench_asked import Asked as Asked
+from verify_attn.bench_asked import ask as ask
+from verify_attn.bench_asked import asked_cells as asked_cells
 from verify_attn.hardware import GPUS, HardwareError, gpu_model
 from verify_attn.kernels.base import KernelError, VerifyKernel
-from verify_attn.kernels.peers import available
 from verify_attn.kernels.registry import load
-from verify_attn.live.settings import parse_sizes
-from verify_attn.perf.axes import AXES, QUICK, AxisError, Cell, cells
+from verify_attn.perf.axes import Cell
 from verify_attn.perf.bench import CELL_S, LEAST_ROUNDS, Bench
 from verify_attn.perf.case import failed_record
 from verify_attn.perf.device import TimerError
 from verify_attn.perf.roofline import Rates
 from verify_attn.perf.show import show, show_roofline, write_csv
-from verify_attn.perf.subject import TIMERS, own_cell
+from verify_attn.perf.subject import own_cell
 from verify_attn.record import (
     FAILED,
     INCONCLUSIVE,
@@ -43,65 +42,6 @@ from verify_attn.terminal import error, output, printable
 
 CHECK_S = 3.0  # assumed for the plan: to compile a kernel and to check it on a cell
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asks for."""
-
-    kernels: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    timers: tuple[str, ...]
-    baseline: str
-    time_limit_s: float
-    left_out: dict[str, str]  # peers that cannot be used here, and why
-    record: Path | None = None
-    csv: Path | None = None
-
-
-AXIS_OF = {
-    "contexts": "context", "nodes": "nodes", "requests": "requests", "heads": "heads",
-    "page_sizes": "page_size", "layouts": "layout", "trees": "tree", "dtypes": "dtype",
-    "kv_dtypes": "kv_dtype",
-}  # fmt: skip
-IN_WORDS = ("layout", "tree", "dtype", "kv_dtype")
-DEFAULT_KERNELS = ("triton-unsplit", "triton-split")
-
-
-def asked_cells(options: dict[str, Any]) -> tuple[Cell, ...]:
-    """The axes that were given, else all (``quick``: three contexts); raises ValueError."""
-    axes: dict[str, Sequence[Any]] = {}
-    for option, axis in AXIS_OF.items():
-        text = options[option]
-        if text is None:
-            continue
-        words = [word.strip() for word in text.split(",")]
-        axes[axis] = words if axis in IN_WORDS else parse_sizes(text)
-    if options["quick"] and (axes or options["grid"]):
-        raise AxisError("--quick has its own cells: leave out --grid and the axes")
-    return tuple(cells(axes or (QUICK if options["quick"] else AXES), options["grid"]))
-
-
-def ask(kernels: Sequence[str], options: dict[str, Any]) -> Asked:
-    """The command line's words, understood; raises ValueError."""
-    timers = tuple(dict.fromkeys(t.strip() for t in options["timers"].split(",")))
-    unknown = [t for t in timers if t not in TIMERS]
-    if unknown:
-        raise ValueError(f"no timer {unknown[0]!r}; there are: {', '.join(TIMERS)}")
-    names = list(kernels or DEFAULT_KERNELS)
-    left_out = {}
-    if options["peers"]:
-        for name, reason in available().items():
-            if reason is None:
-                names.append(name)
-            else:
-                left_out[name] = reason
-    if options["baseline"] not in names:
-        names.append(options["baseline"])
-    return Asked(
-        tuple(dict.fromkeys(names)), asked_cells(options), timers, options["baseline"],
-        options["time_limit"], left_out, options["record"], options["csv"],
-    )  # fmt: skip
 
 
 def sheet_rates(gpu: str) -> Rates:
@@ -140,11 +80,11 @@ def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
         except HardwareError as wrong:
             return error(str(wrong))
         show_roofline(console, asked.cells, rates)
-        console.print(_plan(asked), soft_wrap=True)
+        console.print(printable(_plan(asked)), soft_wrap=True)
         if not here:
             console.print("no GPU here: nothing was timed", style="yellow")
         return PASSED if dry_run else INCONCLUSIVE
-    console.print(_plan(asked), soft_wrap=True)
+    console.print(printable(_plan(asked)), soft_wrap=True)
     try:
         kernels = {name: load(name) for name in asked.kernels}
     except KernelError as wrong:

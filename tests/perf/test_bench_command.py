@@ -54,6 +54,14 @@ class TestWithoutAGpu:
         assert "4 cells, triton-unsplit, triton-split: at most about" in done.output
         assert "2,048 tokens, 17 nodes" in done.output
 
+    def test_a_name_is_shown_and_not_obeyed(self) -> None:
+        done = run("bench", "--dry-run", "--quick", "[red]x[/red]:\x1b[31my")
+        assert "[red]x[/red]:\\x1b[31my" in done.output
+
+    def test_fp8_products_have_a_floor_of_their_own(self) -> None:
+        done = run("roofline", "--kv-dtypes", "float8_e4m3fn", "--nodes", "64")
+        assert "products in fp8 has half the arithmetic time" in done.output
+
     def test_peers_that_are_not_here_are_named_with_their_reason(self) -> None:
         done = run("bench", "--dry-run", "--quick", "--peers")
         assert done.exit_code == 0
@@ -91,6 +99,10 @@ class TestWithoutAGpu:
             (("bench", "--contexts", ",".join(map(str, range(1, 200)))), "at most 150"),
             (("bench", "--quick", "--gpu", "abacus"), "no GPU 'abacus'"),
             (("bench", "--quick", "--json", "/proc/no/such.json"), "no record can be written"),
+            (("bench", "--quick", "--dry-run", "nosuch"), "no kernel 'nosuch'"),
+            (("bench", "--quick", "--dry-run", "--baseline", "nosuch"), "no kernel 'nosuch'"),
+            (("bench", "--quick", "--time-limit", "nan"), "--time-limit is nan"),
+            (("bench", "--quick", "--json", "a", "--csv", "./a"), "are both a"),
             (("roofline", "--gpu", "abacus"), "no GPU 'abacus'"),
             (("roofline", "--page-sizes", "0"), "page_size is 0"),
         ],

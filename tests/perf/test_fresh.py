@@ -12,10 +12,10 @@ from tests.perf.test_bench import CELL, RATES, Kernel, measured, steady
 from verify_attn.generate import Case, build
 from verify_attn.kernels.base import Capabilities, UnsupportedError
 from verify_attn.kernels.torch_kernel import torch_verify
+from verify_attn.perf import tested
 from verify_attn.perf.device import Call, Launch, TimerError
 from verify_attn.perf.fresh import EVERY, Moments, Signs
 from verify_attn.perf.pedantic import Pedantic
-from verify_attn.perf.tested import Tested
 from verify_attn.problem import VerifyBatch
 from verify_attn.reference import oracle
 
@@ -245,7 +245,7 @@ def test_a_baseline_that_raises_at_a_later_launch_is_no_fault_of_the_measured_ke
         if len(calls) > 1:
             raise RuntimeError("no more")
 
-    tested = Tested(Launching(steady({"a": 1e-3})), RATES)
-    pedantic = Pedantic(tested, "triton-unsplit")
+    believed = tested.Tested(Launching(steady({"a": 1e-3})), RATES)
+    pedantic = Pedantic(believed, "triton-unsplit")
     pedantic.baseline = Kernel("a", before=second)
     assert pedantic._baseline(CELL) == "no more"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def show(console: Console, cases: Sequence[dict[str, Any]], baseline: str) -> No
     table.add_column("cell", overflow="fold")
     table.add_column("kernel", no_wrap=True)
     for name in ("run ms", "prepare+run", "graph ms", "GB/s", "TFLOP/s", "of the limit",
-                 "binds", f"times {baseline}"):  # fmt: skip
+                 "binds", f"times {printable(baseline)}"):  # fmt: skip
         table.add_column(name, justify="left" if name == "of the limit" else "right", no_wrap=True)
     before = ""
     for case in cases:
@@ -92,7 +92,7 @@ def _time(metrics: dict[str, Any], part: str) -> str:
     return "" if middle is None else f"{middle:.4f}"
 
 
-def show_roofline(console: Console, cells: Iterable[Cell], rates: Rates) -> None:
+def show_roofline(console: Console, cells: Sequence[Cell], rates: Rates) -> None:
     """What no kernel can go below on each cell."""
     table = Table(box=None, pad_edge=False)
     table.add_column("cell", overflow="fold")
@@ -112,6 +112,9 @@ def show_roofline(console: Console, cells: Iterable[Cell], rates: Rates) -> None
                   f"arithmetic binds above {rates.tflops * 1e3 / rates.gb_per_s:.0f} FLOP/byte",
                   soft_wrap=True)  # fmt: skip
     console.print(table)
+    if any(cell.kv_dtype for cell in cells):
+        console.print("a kernel that makes its products in fp8 has half the arithmetic time",
+                      soft_wrap=True)  # fmt: skip
 
 
 def write_csv(path: Path, cases: Sequence[dict[str, Any]]) -> None:
