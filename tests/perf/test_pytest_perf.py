@@ -87,6 +87,16 @@ def early(batch, out, lse):
     if len(calls) > 5:
         raise SystemExit(3)
 
+class Fresh:
+    # Works only where its prepare was just called.
+    fresh = True
+    def prepare(self, batch, plan):
+        self.fresh = True
+    def run(self, batch, plan, out, lse):
+        if self.fresh:
+            torch_verify(batch, out, lse)
+        self.fresh = False
+
 @declare(page_sizes=(64,))
 def picky(batch, out, lse):
     torch_verify(batch, out, lse)
@@ -102,7 +112,8 @@ CELL = Cell(context=40, nodes=5, heads=4, geometry="tiny", dtype="float32")
 def test_it(verify_benchmark, kernel):
     verify_benchmark(f"mine:{kernel}", CELL, PART)
 """
-SECONDS = {f"mine:{k}": 1e-3 for k in ("fast", "cheat", "tired", "early", "picky", "wrong")}
+QUICK = ("fast", "cheat", "Fresh", "tired", "early", "picky", "wrong")
+SECONDS = {f"mine:{k}": 1e-3 for k in QUICK}
 SECONDS |= {"mine:base": 4e-3}
 SAVED: dict[tuple[str, ...], bytes] = {}
 FAST = "test_inner.py::test_it[fast]"
@@ -214,6 +225,13 @@ def test_prepare_and_run_apart_from_run(inner: Inner) -> None:
     assert metrics["prepare_run_ms"] == bench["stats"]["median"] * 1e3
     assert metrics["run_ms"] == pytest.approx(1, rel=0.01)
     assert bench["extra_info"]["method"].endswith("host time inside")
+
+
+def test_no_time_of_run_beside_another_that_is_wrong(inner: Inner) -> None:
+    inner.tests("Fresh", part="prepare_run")
+    result = inner()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*the answer of a timed call is wrong*"])
 
 
 def test_the_baseline_takes_turns_and_neither_always_goes_first(inner: Inner) -> None:

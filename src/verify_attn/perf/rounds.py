@@ -64,7 +64,7 @@ class Rounds:
         self.case: dict[str, Any] = {}
         self.number = 0
         self.count = self._pilot()
-        self.moments = Moments()
+        self.moments, self.moments_beside, self.moments_of_base = Moments(), Moments(), Moments()
 
     def before(self) -> None:
         """Set up a round."""
@@ -96,9 +96,11 @@ class Rounds:
         for part in self.beside:
             self.subject.disturb(part)
             sample = self.device.sample(self.subject.calls[part])
+            if self.moments_beside(self.number):
+                self.subject.judge(part)
             if self.number >= WARM_UP:
                 self.samples[part].append(sample)
-        seconds = self._sample_base(judge=False)
+        seconds = self._sample_base(judge=self.moments_of_base(self.number))
         if seconds is not None and self.number >= WARM_UP:
             self.baseline.append(seconds)
 
