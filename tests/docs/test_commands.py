@@ -184,7 +184,7 @@ def run(command, url, monkeypatch, capfd):
         text = ADDRESS.sub(url, text)
     words = shlex.split(text)
     capfd.readouterr()
-    if words[0] == "verify-attn" and words[1] not in ("run", "check"):
+    if words[0] == "verify-attn" and words[1] != "run":
         monkeypatch.setattr(sys, "argv", words)
         try:
             entry()
