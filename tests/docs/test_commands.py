@@ -3,6 +3,7 @@
 What is not as it stands: the server's address; and where `RULES` says so, fewer cases.
 """
 
+import contextlib
 import fnmatch
 import os
 import re
@@ -54,7 +55,7 @@ RULES = {
         3, (f"{SLOPE} [ctx=1k, ", "(high confidence)"), SHORTER
     ),
     "verify-attn sweep * --request *": Rule(0, ("request",)),
-    "verify-attn sweep *": Rule(3, (SLOPE,), SHORT | {"1k,16k,64k": "1k,8k"}),
+    "verify-attn sweep *": Rule(3, (SLOPE,), SHORT | {"1k,16k,64k": "1k,16k"}),
     "verify-attn report slow.json": Rule(0, ("FAIL: decode falls", SLOPE, "report: slow.html")),
     "verify-attn run --url *": Rule(
         1, (f"{SLOPE} (low confidence); no collapse", "not tested: no GPU", "my-run/report.html"),
@@ -131,6 +132,15 @@ def test_what_is_not_run_is_at_least_a_command_line():
                     verb.make_context(words[1], words[2:])
                 except click.ClickException as wrong:
                     pytest.fail(f"{page}:{command.line}: {command.text}: {wrong.format_message()}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_within_sentences_are_command_lines_too(page):
+    text = re.sub(r"(?ms)^\s*```.*?^\s*```", "", (ROOT / page).read_text())
+    for shown in re.findall(r"`verify-attn ([^`]+)`", text):
+        words = shlex.split(shown.replace("\n", " "))
+        with contextlib.suppress(click.MissingParameter):  # the command's name alone
+            main.commands[words[0]].make_context(words[0], words[1:])
 
 
 def test_every_option_of_pytest_is_one():
