@@ -203,10 +203,11 @@ def run(command, url, monkeypatch, capfd):
             code = ended.code or 0
     else:
         module = {"verify-attn": "verify_attn.cli", "pytest": "pytest"}[words[0]]
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         more = ["-p", "no:cacheprovider"] if module == "pytest" else []
         code = subprocess.run(
             [sys.executable, "-m", module, *more, *words[1:]], check=False,
-            env=os.environ | {"PYTHONPATH": PYTHONPATH},
+            env=inherited | {"PYTHONPATH": PYTHONPATH},
         ).returncode  # fmt: skip
     said = "".join(capfd.readouterr())
     where = f"{command.page}:{command.line}: {text}\n{said}"
