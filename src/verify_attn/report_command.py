@@ -12,6 +12,7 @@ from verify_attn.report.folder import Folder, FolderError, Record, Step, read_fo
 from verify_attn.report.verdict import judge
 from verify_attn.terminal import error, output, printable
 
+
 @dataclass(frozen=True)
 class Inputs:
     """``others``: records of no step, which some section may know."""

@@ -13,7 +13,7 @@ ELSEWHERE = {
     "verify-attn run": "takes minutes; tests/report/test_run.py runs it with fewer cases",
     "verify-attn run --quick": "takes a minute; tests/report/test_run.py runs it with fewer cases",
     "verify-attn run --out today": "as above",
-    "verify-attn report today/*": "reads what the command before it wrote; docs/report.md's are run",
+    "verify-attn report today/*": "reads what the one before wrote; docs/report.md's are run",
     "flock * verify-attn run --out blackwell": "a GPU's record; the tutorial's run is run",
     "tar czf blackwell.tar.gz blackwell": "packs what the command before it wrote",
     "pytest -m gpu *": "needs a GPU; tests/unit/test_plugin.py tests the option without",
