@@ -43,6 +43,8 @@ def run_history(
         if html is not None and record is not None and html.resolve() == record.resolve():
             raise RecordError(f"--html and --json are both {html}; give each its own path")
         records = read_folder(folder) if branch is None else read_branch(folder, branch)
+        if branch is None:
+            _refuse_records([html, record], folder, records)
         series = make_series(records, cases, metrics)
         found = as_record(records, series)
         if html is not None:
@@ -55,6 +57,14 @@ def run_history(
         return error(str(wrong))
     show(output(), records, series)
     return exit_code(found["cases"])
+
+
+def _refuse_records(outputs: Sequence[Path | None], folder: Path, records: Records) -> None:
+    """Raises `RecordError` for an output in the place of a record that is read here."""
+    kept = {(folder / one.name).resolve() for one in records.kept}
+    for path in outputs:
+        if path is not None and path.resolve() in kept:
+            raise RecordError(f"{path} is one of the records; give another path")
 
 
 # -- the terminal --------------------------------------------------------------------------------

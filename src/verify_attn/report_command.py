@@ -8,9 +8,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from verify_attn.record import PASSED, RecordError, check_writable, read_record
-from verify_attn.report.folder import Folder, FolderError, Record, Step, read_folder
+from verify_attn.report.folder import (
+    RUN_RECORD,
+    STEPS,
+    Folder,
+    FolderError,
+    Record,
+    Step,
+    read_folder,
+    record_name,
+)
 from verify_attn.report.verdict import judge
 from verify_attn.terminal import error, output, printable
+
+RECORDS = (RUN_RECORD, *map(record_name, STEPS))
 
 
 @dataclass(frozen=True)
@@ -29,8 +40,11 @@ def run_report(paths: Sequence[Path], *, out: Path | None, against: Path | None)
     try:
         inputs = read_inputs(paths)
         saved = None if against is None else read_record(against)
-        given = paths if against is None else [*paths, against]
-        if target.resolve() in [path.resolve() for path in given]:
+        given = [*paths, *([] if against is None else [against])]
+        taken = {path.resolve() for path in given}
+        taken |= {(path if path.is_dir() else path.parent).resolve() / name
+                  for path in given for name in RECORDS}  # fmt: skip
+        if target.resolve() in taken:
             raise RecordError(f"--out {target} is one of the records; give another path")
         check_writable(target)
     except (FolderError, RecordError) as wrong:

@@ -95,6 +95,18 @@ def test_a_lost_run_record(tmp_path: Path) -> None:
     verdict = judge(read_folder(tmp_path))
     assert verdict.exit_code == 3
     assert verdict.not_tested[0].startswith("run: run.json is no record")
+    # Had a step crashed without a record, only that file would say so.
+    (tmp_path / "sweep.json").write_bytes(swept("healthy").read_bytes())
+    verdict = judge(read_folder(tmp_path))
+    assert (verdict.status, verdict.exit_code) == ("inconclusive", 3)
+    assert verdict.headline.startswith("INCONCLUSIVE: run: run.json is no record")
+
+
+def test_a_record_of_another_step(tmp_path: Path) -> None:
+    check = RESULTS / "cpu/check.json"
+    found = read_folder(folder(tmp_path, run_record(), check=check, sweep=check))
+    assert found.steps["sweep"].problem == "sweep.json is a record of check"
+    assert judge(found).exit_code == 3
 
 
 JUNK = (None, True, -1, 1e308, "", "<script>|`\x1b[31m\ud800", [], [[]], {}, {"a": []}, [None])

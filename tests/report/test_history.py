@@ -340,6 +340,8 @@ def test_bad_input(tmp_path):
         ([folder, "--metric", "decode_tok_s"], "is in none of the records: "),
         ([folder, "--json", folder], "no regular file"),
         ([folder, "--json", tmp_path / "x", "--html", tmp_path / "x"], "give each its own path"),
+        ([folder, "--json", folder / "000.json"], "is one of the records; give another path"),
+        ([folder, "--html", folder / "000.json"], "is one of the records; give another path"),
         ([folder, "--branch", "records"], "no branch or commit records"),
         ([folder, "--branch=--output=x"], "no branch or commit --output=x"),
     ):

@@ -76,9 +76,10 @@ def test_what_is_no_record_is_bad_usage(tmp_path, capsys, text, said):
     assert not (tmp_path / "out.html").exists()
 
 
-def test_a_record_is_never_overwritten(kept, capsys):
+@pytest.mark.parametrize("given", [".", "run.json", "sweep.json", "check.json"])
+def test_a_record_is_never_overwritten(kept, capsys, given):
     before = (kept / "sweep.json").read_bytes()
-    assert run_report([kept / "sweep.json"], out=kept / "sweep.json", against=None) == 2
+    assert run_report([kept / given], out=kept / "sweep.json", against=None) == 2
     assert "is one of the records" in capsys.readouterr().err
     assert (kept / "sweep.json").read_bytes() == before
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.folders import RESULTS, swept
+from tests.report.folders import BENCH, RESULTS, swept
 from verify_attn import run_command
 from verify_attn.record import RecordError
 from verify_attn.run_command import run_run
@@ -55,7 +55,7 @@ class Scripted:
         if given is not None:
             shutil.copy(given, folder / f"{step}.json")
         else:
-            (folder / f"{step}.json").write_text(json.dumps(EMPTY))
+            (folder / f"{step}.json").write_text(json.dumps(BENCH if step == "bench" else EMPTY))
 
 
 @pytest.fixture

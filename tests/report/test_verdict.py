@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.folders import RESULTS, folder, run_record, step, swept
+from tests.report.folders import BENCH, RESULTS, folder, run_record, step, swept
 from verify_attn.live.causes import CAUSES as NAMED
 from verify_attn.report import reasons
 from verify_attn.report.folder import read_folder
@@ -145,10 +145,41 @@ def test_the_first_code_that_applies(
     for case in run["cases"]:
         case["reason"] = case["reason"] or "it says why"
     check = failed_check() if codes[0] == 1 else CHECK
-    bench = {"schema_version": 1, "cases": []}
-    verdict = judged(tmp_path, run, check=check, bench=bench, sweep=swept("healthy"))
+    verdict = judged(tmp_path, run, check=check, bench=BENCH, sweep=swept("healthy"))
     assert (verdict.exit_code, verdict.status) == (code, status)
     assert verdict.headline.startswith(f"{status.upper()}")
+
+
+def test_a_record_that_is_worse_than_the_run_says(tmp_path: Path) -> None:
+    """Its steps' records can be made again, one by one: no failure hides behind an earlier pass."""
+    verdict = judged(tmp_path, check=failed_check(), sweep=swept("healthy"))
+    assert (verdict.exit_code, verdict.status) == (1, "fail")
+    assert verdict.headline.startswith("FAIL: mine:k is wrong: oracle")
+    verdict = judged(tmp_path, check=CHECK, sweep=swept("die-in-prefill"))
+    assert (verdict.exit_code, verdict.status) == (4, "dead")
+
+
+def test_a_better_record_takes_no_failure_back(tmp_path: Path) -> None:
+    run = run_record(DONE | {"check": 1, "sweep": None})
+    verdict = judged(tmp_path, run, check=CHECK, sweep=swept("healthy"))
+    assert (verdict.exit_code, verdict.status) == (1, "fail")
+    # What the run did not do is no pass of it, whoever put the record there.
+    run = run_record(dict.fromkeys(DONE))
+    verdict = judged(tmp_path, run, check=CHECK, sweep=swept("healthy"))
+    assert (verdict.exit_code, verdict.status) == (3, "inconclusive")
+
+
+def test_of_two_records_one_has_executed_nothing(tmp_path: Path) -> None:
+    check = json.loads(CHECK.read_text())
+    for case in check["cases"]:
+        case |= {"status": "skipped", "reason": "no case was drawn"}
+    (tmp_path / "check.json").write_text(json.dumps(check))
+    (tmp_path / "sweep.json").write_bytes(swept("healthy").read_bytes())
+    verdict = judge(read_folder(tmp_path))
+    assert verdict.exit_code == 3
+    assert verdict.headline.startswith(
+        "INCONCLUSIVE: check: nothing was executed; decode 129.6 to 152.8 tok/s"
+    )
 
 
 def test_a_server_that_cannot_be_reached(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ class Folder:
         """One record, not a run's folder: nothing is known of the other steps."""
         return not self.path.is_dir()
 
+    @property
+    def run_lost(self) -> bool:
+        """Is there a ``run.json`` that cannot be read?"""
+        return bool(self.run_problem) and not str(self.run_problem).endswith("is missing")
+
     def case(self, step: str) -> Record | None:
         """What the run's own record says of a step."""
         cases = [] if self.run is None else self.run["cases"]
@@ -70,13 +76,22 @@ def read_folder(path: Path) -> Folder:
     if not folder:
         raise FolderError(f"{path} is neither the folder of a run nor a record in one")
     run, run_problem = _read(path / RUN_RECORD)
-    steps = {name: Step(name, *_read(path / record_name(name))) for name in STEPS}
+    steps = {name: _step(path, name) for name in STEPS}
     if run is None and all(step.record is None for step in steps.values()):
         problems = "; ".join(f"{name}: {step.problem}" for name, step in steps.items())
         raise FolderError(
             f"{path} holds no record of a run ({problems}); give a folder that verify-attn run made"
         )
     return Folder(path, run, steps, run_problem)
+
+
+def _step(path: Path, name: str) -> Step:
+    record, problem = _read(path / record_name(name))
+    if record is not None:
+        with suppress(FolderError):  # of another program that asked the same of the same parts
+            if (kind := kind_of(record)) != name:
+                return Step(name, None, f"{record_name(name)} is a record of {kind}")
+    return Step(name, record, problem)
 
 
 def _alone(path: Path) -> Folder:

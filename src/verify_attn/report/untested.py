@@ -12,7 +12,7 @@ FEW = 6  # names in one line
 
 def not_tested(folder: Folder) -> Iterator[str]:
     """One line for each thing: the machine's own limits, whole steps, then parts of steps."""
-    if folder.run_problem and not folder.alone and not folder.run_problem.endswith("is missing"):
+    if folder.run_lost:
         yield f"run: {folder.run_problem}; the verdict is from the steps' records alone"
     yield from _machine(folder)
     for step in STEPS:

@@ -51,10 +51,14 @@ def judge(folder: Folder) -> Verdict:
     for step in JUDGED:
         codes[step] = _code(folder, step)
         reasons += [(_rank(reason, codes[step]), reason) for reason in _reasons(folder, step)]
+    if folder.run_lost:  # what it would tell of a step that crashed or was cut off is not known
+        reasons.append((2, Reason("run", "inconclusive", f"run: {folder.run_problem}")))
     ordered = tuple(reason for _, reason in sorted(reasons, key=lambda item: item[0]))
     found = {code for code in codes.values() if code is not None}
     if _cut_off(folder):
         found.add(INTERRUPTED)
+    if folder.run_lost:
+        found.add(INCONCLUSIVE)
     code = next((c for c in ORDER if c in found), INCONCLUSIVE)
     status = STATUS[code]
     if code == BAD_USAGE and any(r.status == "fail" for r in ordered):
@@ -64,7 +68,19 @@ def judge(folder: Folder) -> Verdict:
 
 
 def _code(folder: Folder, step: str) -> int | None:
-    """The exit code of a step; None where it was not taken."""
+    """The exit code of a step; None where it was not taken.  Where the run and the step's record
+    do not say the same, the worse: the record may have been written again since."""
+    record, told = folder.steps[step].record, _told(folder, step)
+    if told not in (None, PASSED, INCONCLUSIVE):
+        return told
+    seen = None if record is None or step == "doctor" else _code_of(record)
+    if told is None and seen == PASSED and folder.case(step) is not None:
+        return None  # a record that this run did not make is no pass of it
+    return next((code for code in ORDER if code in (told, seen)), None)
+
+
+def _told(folder: Folder, step: str) -> int | None:
+    """As the run tells, or the folder where there is no run record."""
     case, record = folder.case(step), folder.steps[step].record
     if case is not None:
         if case["status"] == "skipped":
@@ -77,10 +93,8 @@ def _code(folder: Folder, step: str) -> int | None:
         if record is None and code == PASSED:
             return INCONCLUSIVE  # what passed cannot be seen any more
         return code if code in ORDER else FAILED
-    if step == "doctor":
+    if step == "doctor" or record is not None:
         return None
-    if record is not None:
-        return _code_of(record)
     lost = folder.run is None and not folder.alone and not _missing(folder, step)
     return INCONCLUSIVE if lost else None
 
@@ -144,7 +158,11 @@ def _headline(
     elif status == "pass":
         told = f"PASS: {passed_text(folder)}"
     else:
+        empty = [step for step, code in codes.items() if code == INCONCLUSIVE]
+        rest = passed_text(folder)
         told = f"{status.upper()}: nothing was executed"
+        if empty and rest:
+            told = f"{status.upper()}: {', '.join(empty)}: nothing was executed; {rest}"
     told = " ".join(told.split())
     return told if len(told) <= HEADLINE else f"{told[: HEADLINE - 1]}…"
 
