@@ -7,6 +7,14 @@ set -euo pipefail
 (($# >= 2)) || { echo "usage: keep.sh TARGET FILE..." >&2; exit 2; }
 target=$1
 shift
+if [[ $target == /* || /$target/ == */../* ]]; then
+    echo "keep.sh: $target is no place on a branch" >&2
+    exit 2
+fi
+if [[ $target == *.json ]] && (($# > 1)); then
+    echo "keep.sh: $target is one file, $# were given" >&2
+    exit 2
+fi
 for file in "$@"; do
     [[ -s $file ]] || { echo "keep.sh: $file is missing or empty: nothing is kept" >&2; exit 1; }
 done

@@ -63,7 +63,8 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "shown"),
     [("a\nb\t c", "a b c"), ("\x1b[1m\ud800", "&#92;x1b&#91;1m&#92;ud800"), ("3 < 4", "3 &#60; 4"),
-     ("süß 零", "süß 零"), ("sibling_leak", "sibling&#95;leak")],
+     ("süß 零", "süß 零"), ("sibling_leak", "sibling&#95;leak"),
+     ("$x^2$", "&#36;x^2&#36;")],
 )  # fmt: skip
 def test_escaped(given: str, shown: str) -> None:
     assert escaped(given) == shown

@@ -123,6 +123,17 @@ def test_a_kernel_that_hangs_or_crashes(tmp_path: Path, kind: str, word: str) ->
     assert verdict.headline.startswith(f"FAIL: mine:k {word}: oracle: the kernel's process")
 
 
+@pytest.mark.parametrize(
+    ("trace", "told"),
+    [('  File "k.py", line 2, in k\n    raise ValueError(7)\nValueError: 7\ncase:   {}',
+      "FAIL: mine:k is wrong: oracle: the kernel raised ValueError: 7"),
+     ("case:   {}", "FAIL: mine:k is wrong: oracle: the kernel raised")],
+)  # fmt: skip
+def test_a_kernel_that_raises_says_what(tmp_path: Path, trace: str, told: str) -> None:
+    record = failed_check(None, f"oracle: the kernel raised\n{trace}")
+    assert judged(tmp_path, run_record(DONE | {"check": 1}), check=record).headline == told
+
+
 DONE: dict[str, int | None] = {"doctor": 0, "check": 0, "bench": None, "sweep": None}
 
 

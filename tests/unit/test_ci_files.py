@@ -294,3 +294,22 @@ def test_a_push_that_comes_second_is_made_again(runner, tmp_path):
     assert "is there already" in said
     (runner.work / "perf.json").write_text("")
     assert not runner.run("keep-perf", event("push"))[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["../../elsewhere", "a.json"], "is no place on a branch"),
+        (["/elsewhere", "a.json"], "is no place on a branch"),
+        (["one.json", "a.json", "b.json"], "one.json is one file, 2 were given"),
+    ],
+)
+def test_what_keep_would_put_elsewhere_or_leave_out_is_refused(tmp_path, words, says):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text("{}")
+    done = subprocess.run(
+        ["bash", str(ROOT / "ci/keep.sh"), *words], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert says in done.stderr

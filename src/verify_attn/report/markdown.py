@@ -11,7 +11,7 @@ from verify_attn.report.folder import Folder, Record
 from verify_attn.report.reasons import rate
 from verify_attn.report.verdict import Verdict
 
-MARKUP = frozenset("&<>|`*_[]#~\\!@")
+MARKUP = frozenset("&<>|`*_[]#~\\!@$")
 LONGEST = 600  # characters of one reason; GitHub drops a summary above 1 MiB as a whole
 SIGNS = {"pass": "✅", "fail": "❌", "dead": "💀", "inconclusive": "❔", "interrupted": "✋"}
 

@@ -53,6 +53,9 @@ def _check_text(case: Record) -> str:
     summary, *lines = text.split("\n")
     kind = failures[0].get("kind") if failures else None
     how = {"hang": "hangs", "crash": "crashes"}.get(str(kind), "is wrong")
+    if summary.endswith("the kernel raised"):  # what: after the indented lines of its traceback
+        raised = next((line for line in lines if line.strip() and line[0] != " "), "")
+        summary += f" {raised}" if raised and not raised.startswith("case:") else ""
     told = [f"{kernel} {how}: {summary}"]
     for start in ("off:", "likely:"):
         told += [" ".join(line.split()) for line in lines if line.startswith(start)][:1]
