@@ -99,6 +99,12 @@ class Run:
                 f"{path} was made with {there}, here is {here}; one run tells of one machine: make "
                 "a new one with another --out"
             )
+        old, new = before.get("commit"), self.record["commit"]
+        if None not in (old, new) and old != new:
+            raise BadRun(
+                f"{path} was made at commit {old}, here is {new}; one run tells of one commit: "
+                "make a new one with another --out"
+            )
         for case in before["cases"]:
             if case.get("id") in STEPS and case.get("exit_code") in FINISHED:
                 try:

@@ -177,6 +177,22 @@ def test_what_resume_runs_again(steps: type[Scripted]) -> None:
     assert Path("r/check.json.before").read_text() == "{"
 
 
+def test_resume_at_another_commit(
+    steps: type[Scripted], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that was changed since is not the one that passed its check."""
+    steps.stop_in = "sweep"
+    assert run() == 130
+    steps.stop_in = None
+    record = json.loads(Path("r/run.json").read_text())
+    Path("r/run.json").write_text(json.dumps(record | {"commit": "a" * 40}))
+    monkeypatch.setattr("verify_attn.record.current_commit", lambda: "b" * 40)
+    assert run(resume=True) == 2
+    assert f"made at commit {'a' * 40}, here is {'b' * 40}" in capsys.readouterr().err
+    monkeypatch.setattr("verify_attn.record.current_commit", lambda: None)  # git was too slow
+    assert run(resume=True) == 0
+
+
 def test_resume_of_something_else(
     steps: type[Scripted], capsys: pytest.CaptureFixture[str]
 ) -> None:
