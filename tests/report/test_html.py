@@ -127,6 +127,7 @@ def test_context_by_nodes_is_a_grid_where_both_were_combined():
     cells = [records.timed("k", c, n, 1.0, c / n / 10_000) for c in (1000, 2000) for n in (8, 32)]
     bench = records.record("verify-attn bench", cells)
     grid = by_id(records.folder(Path("run"), bench=bench))["kernels"].more["grids"][0]
+    assert grid["title"] == "k: share of the limit by context and nodes"
     assert grid["nodes"] == ["8", "32"]
     assert grid["rows"][0][1][0] == {"text": "1%", "full": 1}
 
@@ -135,6 +136,8 @@ def test_times_without_a_limit_are_drawn_as_times():
     bench = records.real("h200/kernel_times.json")
     found = by_id(records.folder(Path("run")), others=[bench])["kernels"]
     assert found.charts[0].title == "Time of a call by context"
+    title = found.more["grids"][0]["title"]
+    assert title == "triton-unsplit: time of a call by context and nodes"
 
 
 def test_a_failure_is_told_down_to_the_line_that_makes_it_again():

@@ -207,7 +207,12 @@ def _grids(timed: list[Record]) -> list[dict[str, Any]]:
         if min(len(contexts), len(sizes)) < 2 or len(cells) < len(contexts) + len(sizes):
             continue
         rows = [(f"{at:,.0f}", [_cell(cells.get((at, n))) for n in sizes]) for at in contexts]
-        grids.append({"kernel": name, "nodes": [f"{n:,.0f}" for n in sizes], "rows": rows})
+        shares = any(metric(c, "limit_share") is not None for c in cells.values())
+        title = (
+            f"{name}: {'share of the limit' if shares else 'time of a call'} by context and nodes"
+        )
+        grids.append({"kernel": name, "title": title, "nodes": [f"{n:,.0f}" for n in sizes],
+                      "rows": rows})  # fmt: skip
     return grids
 
 
