@@ -133,3 +133,9 @@ def test_headline_without_the_status_that_the_badge_says(bare):
     found = "".join(Page(made(whole(), VERDICT)).text)
     assert "FAIL: a reason" not in found
     assert found.count("a reason") == 1, "a reason that is the headline is not said twice"
+
+
+def test_the_commit_is_short_and_says_what_was_not_committed(bare):
+    run = records.run_record() | {"commit": "0123456789abcdef0123456789abcdef01234567-dirty"}
+    found = made(records.folder(Path("run"), run=run, sweep=records.collapse()))
+    assert "<dt>Commit</dt><dd>0123456789ab-dirty</dd>" in found

@@ -131,7 +131,8 @@ def _facts(folder: Folder) -> list[tuple[str, str]]:
         if record.get("started"):
             found.setdefault("Started", plain(record.get("started"), 40))
         if record.get("commit"):
-            found.setdefault("Commit", plain(record.get("commit"), 12))
+            name, dash, changed = plain(record.get("commit"), 80).partition("-")
+            found.setdefault("Commit", f"{name[:12]}{dash}{changed}")
     if found.get("GPU") == "":
         found["GPU"] = "none"
     return list(found.items())
