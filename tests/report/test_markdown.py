@@ -73,3 +73,22 @@ def test_escaped(given: str, shown: str) -> None:
 def test_a_long_text_is_cut_and_says_so() -> None:
     shown = escaped("x" * (LONGEST + 1234))
     assert shown == "x" * LONGEST + " … (1,234 characters more in the record)"
+
+
+def test_however_much_failed_it_stays_below_what_github_takes(tmp_path: Path) -> None:
+    swept_record = json.loads(swept("step-time-floors").read_text())
+    point = swept_record["cases"][1]
+    swept_record["cases"] = [point | {"id": f"ctx={i}|" * 99} for i in range(700)]
+    check = json.loads((RESULTS / "cpu/check.json").read_text())
+    check["cases"] = [
+        {"id": f"k{i}/oracle", "parameters": {"kernel": "<" * 900 + str(i), "check": "oracle"},
+         "status": "fail", "reason": "<" * 900, "metrics": {}} for i in range(700)
+    ]  # fmt: skip
+    run = run_record({"doctor": 0, "check": 1, "bench": None, "sweep": 1})
+    found = read_folder(folder(tmp_path, run, check=check, sweep=swept_record))
+    verdict = judge(found)
+    text = summary(found, verdict)
+    assert len(text.encode()) < 1 << 20
+    assert len(verdict.reasons) >= 1400
+    assert f"- and {len(verdict.reasons) - 100:,} more in the records" in text
+    assert text.count("and 600 more in the record") == 2

@@ -12,7 +12,9 @@ from verify_attn.report.reasons import rate
 from verify_attn.report.verdict import Verdict
 
 MARKUP = frozenset("&<>|`*_[]#~\\!@$")
-LONGEST = 600  # characters of one reason; GitHub drops a summary above 1 MiB as a whole
+# GitHub drops a summary above 1 MiB as a whole.
+LONGEST = 600  # characters of one reason
+MOST = 100  # lines of a list, rows of a table
 SIGNS = {"pass": "✅", "fail": "❌", "dead": "💀", "inconclusive": "❔", "interrupted": "✋"}
 
 
@@ -44,14 +46,20 @@ def escaped(text: str) -> str:
 
 
 def _list(title: str, items: Sequence[str]) -> list[str]:
-    return [f"### {title}", "", *(f"- {item}" for item in items)] if items else []
+    if not items:
+        return []
+    lines = [f"### {title}", "", *(f"- {item}" for item in items[:MOST])]
+    more = [f"- and {len(items) - MOST:,} more in the records"] if len(items) > MOST else []
+    return lines + more
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     if not rows:
         return []
     lines = [f"### {title}", "", _row(head), _row(["---"] * len(head))]
-    return lines + [_row(row) for row in rows]
+    lines += [_row(row) for row in rows[:MOST]]
+    more = ["", f"and {len(rows) - MOST:,} more in the record"] if len(rows) > MOST else []
+    return lines + more
 
 
 def _row(cells: Sequence[str]) -> str:
