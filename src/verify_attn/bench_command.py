@@ -82,7 +82,11 @@ def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
         show_roofline(console, asked.cells, rates)
         console.print(printable(_plan(asked)), soft_wrap=True)
         if not here:
-            console.print("no GPU here: nothing was timed", style="yellow")
+            unwritten = [str(p) for p in (asked.record, asked.csv) if p is not None]
+            told = f"; {' and '.join(unwritten)} not written" if unwritten else ""
+            console.print(
+                f"no GPU here: nothing was timed{printable(told)}", style="yellow", soft_wrap=True
+            )
         return PASSED if dry_run else INCONCLUSIVE
     console.print(printable(_plan(asked)), soft_wrap=True)
     try:

@@ -19,7 +19,7 @@ from verify_attn.conformance.session import Session, UnusableKernel
 from verify_attn.environment import gpus, summary
 from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.record import FAILED, PASSED, RecordError, check_writable, exit_code
-from verify_attn.terminal import STATUS_STYLE, error, output, printable
+from verify_attn.terminal import STATUS_STYLE, error, output, printable, show_table
 
 EXAMPLES_GPU, EXAMPLES_CPU = 1000, 24
 
@@ -126,7 +126,7 @@ def _print_result(console: Console, session: Session) -> None:
     for check in session.checks:
         row = [_cell(cases[f"{kernel}/{check}"]) for kernel in session.kernels]
         table.add_row(check, *row)
-    console.print(table)
+    show_table(console, table)
     notes: dict[str, list[str]] = {}
     for case in cases.values():
         if case["status"] == "skipped":
@@ -168,7 +168,7 @@ def run_doctor() -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in findings():
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
-    console.print(table)
+    show_table(console, table)
 
 
 def run_compile(archs: Sequence[str]) -> int:
@@ -197,7 +197,7 @@ def run_compile(archs: Sequence[str]) -> int:
         table.add_column(head, justify="right")
     for result in results:
         table.add_row(result.arch, escape(result.label), *_resource_cells(result))
-    console.print(table)
+    show_table(console, table)
     for result in results:
         for problem in result.problems:
             console.print(f"[bold red]over[/bold red] {escape(result.label)}: {escape(problem)}")

@@ -26,7 +26,7 @@ from verify_attn.perf.judged import figure
 from verify_attn.perf.saved import TIMES, WHOLE
 from verify_attn.perf.thresholds import ThresholdError, find_pyproject, read_thresholds
 from verify_attn.record import RecordError, check_writable, new_record, write_record
-from verify_attn.terminal import error, output, printable
+from verify_attn.terminal import error, output, printable, show_table
 
 STYLES = {
     "worse": "bold red", "missing": "bold red", "renamed": "bold red", "failed": "bold red",
@@ -86,7 +86,7 @@ def show(console: Console, comparison: Comparison, old: Saved, new: Saved) -> No
         if not console.is_terminal:  # nothing in a pipe has an edge
             wide = console.options.update(max_width=1 << 16)
             console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-        console.print(table)
+        show_table(console, table)
     told: dict[tuple[str, str], list[str]] = {}
     for case in comparison.cases:
         if case.reason:

@@ -16,7 +16,7 @@ from rich.text import Text
 from verify_attn.record import RecordError, check_writable, exit_code, new_record, write_record
 from verify_attn.report.history import Series, Step, direction, make_series
 from verify_attn.report.kept import HistoryError, Records, read_branch, read_folder
-from verify_attn.terminal import error, output, printable
+from verify_attn.terminal import error, output, printable, show_table
 
 STYLES = {"worse": "bold red", "better": "green", "changed": "yellow"}
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
@@ -78,7 +78,7 @@ def show(console: Console, records: Records, series: Sequence[Series]) -> None:
     if not console.is_terminal:  # nothing in a pipe has an edge
         wide = console.options.update(max_width=1 << 16)
         console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
+    show_table(console, table)
     for (verdict, commits), found in _by_commits(series).items():
         what = Text(f"{verdict} at ", style=STYLES[verdict]) + _shown(commits)
         since = f" ({found[0][1].first_bad.record.started:%Y-%m-%d %H:%M}): {len(found)} series"

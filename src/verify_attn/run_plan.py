@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,8 +100,32 @@ def sweep_line(asked: Asked, folder: Path, url: str, log: Path | None = None) ->
         raise BadRun(f"--sweep {asked.sweep!r}: {wrong}") from None
 
 
+# In a process of its own, since a kernel's module may do anything when it is imported.
+LOAD = """
+import sys
+from verify_attn.kernels.base import KernelError
+from verify_attn.kernels.registry import load
+try:
+    for name in sys.argv[1:]:
+        load(name)
+except KernelError as wrong:
+    sys.exit(f"error: {wrong}")
+"""
+LOAD_S = 60.0  # a module that takes longer to import is left to `check`, which has its own limit
+
+
 def check_plan(asked: Asked, folder: Path) -> None:
-    """Have the sweep read its options, floors and files; raises `BadRun` before anything runs."""
+    """Load the kernels and have the sweep read its options, floors and files; raises `BadRun`
+    before anything runs."""
+    if asked.kernels:
+        with suppress(subprocess.TimeoutExpired):
+            loaded = subprocess.run(
+                [sys.executable, "-P", "-c", LOAD, *asked.kernels], timeout=LOAD_S,
+                capture_output=True, text=True, errors="replace", check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            if loaded.returncode == 1 and loaded.stderr.startswith("error: "):
+                raise BadRun(loaded.stderr.removeprefix("error: ").strip())
     line = sweep_line(asked, folder, asked.url or NOWHERE)
     done = subprocess.run(
         [sys.executable, "-P", "-m", CLI, *line, "--dry-run"],

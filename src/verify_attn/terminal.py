@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 
 from verify_attn.record import BAD_USAGE
 
@@ -27,6 +29,16 @@ def output() -> Console:
     return (
         console if console.is_terminal else Console(highlight=False, emoji=False, width=PIPE_WIDTH)
     )
+
+
+def show_table(console: Console, table: Table) -> None:
+    """As wide as it is: a narrow terminal breaks its lines, and loses no column and no name."""
+    roomy = console.options.update(max_width=10 * PIPE_WIDTH)
+    width = Measurement.get(console, roomy, table).maximum
+    if width > console.width and not console.quiet:
+        console = Console(file=console.file, width=width, force_terminal=console.is_terminal,
+                          highlight=False, emoji=False)  # fmt: skip
+    console.print(table)
 
 
 def error(message: str, code: int = BAD_USAGE) -> int:

@@ -207,3 +207,24 @@ def test_unreadable_request(content: bytes | None, said: str, tmp_path: Path) ->
     done = sweep("http://127.0.0.1:9", "--request", "no.json", cwd=tmp_path)
     assert done.exit_code == 2, done.stderr
     assert said in done.stderr
+
+
+def test_floors_that_hold_nowhere_are_told(tmp_path: Path) -> None:
+    text = 'schema_version = 1\n[[floor]]\nname = "far"\nunit = "of shortest context"\n'
+    text += "points = [[500, 0.9], [64000, 0.5]]\n"
+    (tmp_path / "floors.toml").write_text(text)
+    with TruthServer(Scenario(decode=QUICK)) as server:
+        one = ("--contexts", "500", "--max-tokens", "100", "--no-flush")
+        done = sweep(server.url, *one, "--floors", "floors.toml", cwd=tmp_path)
+    assert done.exit_code == 0
+    assert "no floor that was given holds at these points" in done.stdout
+
+
+def test_bounds_of_a_few_steps_are_none(tmp_path: Path) -> None:
+    short = ("--contexts", "500", "--max-tokens", "20", "--no-flush", "--json", "r.json")
+    with TruthServer(Scenario(decode=Decode(step_s=0.01, drafts=4, pattern=(5,)))) as server:
+        done = sweep(server.url, *short, cwd=tmp_path)
+    assert done.exit_code == 0
+    (case,) = record(tmp_path / "r.json")["cases"]
+    assert "decode_tok_s_low" not in case["metrics"]
+    assert "steps are too few for bounds, it takes 16" in case["absent"]["decode_tok_s_low"]

@@ -187,8 +187,10 @@ def test_a_kernel_that_there_is_not(tmp_path: Path) -> None:
     line = ("no_such:kernel", "--url", NOBODY, "--out", "r", "--resume")
     done = verify_attn("run", *line, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stdout.startswith("INCONCLUSIVE: check: 'no_such:kernel': no module 'no_such'")
-    assert list(cases(tmp_path / "r")) == ["doctor", "check"]
+    assert done.stderr.startswith("error: 'no_such:kernel': no module 'no_such' on the path")
+    assert list(cases(tmp_path / "r")) == ["doctor"]
+    assert verify_attn("run", "no_such:kernel", "--out", "new", cwd=tmp_path).returncode == 2
+    assert not (tmp_path / "new").exists()
 
 
 # -- where the output goes -----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from verify_attn.live.tokens import Floats
 RESAMPLES = 2000
 CONFIDENCE = 0.95  # one-sided
 MIN_STEPS = 30
+STEPS_FOR_BOUNDS = 16  # four blocks: of fewer the bounds say more than is known
 # Steps are alike over short stretches (easy text, a busy moment): a block keeps them together, the
 # longer, the more a step is like the one before it.
 LEAST_BLOCK = 4

@@ -12,6 +12,7 @@ from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import ServerTimings
 from verify_attn.live.acceptance.model import Acceptance
 from verify_attn.live.across import Split, worst_window
+from verify_attn.live.bound import STEPS_FOR_BOUNDS
 from verify_attn.live.client import Answer
 from verify_attn.live.measure import Measurement, Window
 from verify_attn.live.points import Point, Trial
@@ -50,8 +51,10 @@ def case_of(point: Point, verdict: Verdict, splits: list[Split], corpus: str) ->
             figures.put(name, _middle([getattr(t.measurement, name) for t in point.trials]))
         found = interval(point)
         if found is not None:
-            figures.put("decode_tok_s_low", found.low)
-            figures.put("decode_tok_s_high", found.high)
+            few = Absent(f"{found.steps} steps are too few for bounds, it takes {STEPS_FOR_BOUNDS}")
+            enough = found.steps >= STEPS_FOR_BOUNDS
+            figures.put("decode_tok_s_low", found.low if enough else few)
+            figures.put("decode_tok_s_high", found.high if enough else few)
             figures.put("steps", found.steps)
         figures.metrics["audit"] = audit(point)
     findings = [*point.findings]

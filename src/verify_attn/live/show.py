@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verify_attn.terminal import STATUS_STYLE, printable
+from verify_attn.terminal import STATUS_STYLE, printable, show_table
 
 COLUMNS = (
     ("prompt", "prompt_tokens", "{:,.0f}"),
@@ -34,7 +34,7 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _header(console, record["server"])
     cases = record["cases"]
     if cases:
-        console.print(_table(cases))
+        show_table(console, _table(cases))
     for case in cases:
         if case["status"] != "pass":
             style = STATUS_STYLE[case["status"]]
@@ -51,6 +51,9 @@ def show(console: Console, record: dict[str, Any]) -> None:
         console.print(f"{skipped} of {len(cases)} points were not measured")
     if cases and not record["floors_given"]:
         console.print("no floor was given: nothing was held to a limit", style="dim")
+    elif cases and not any("floor_tok_s" in f for case in cases for f in case["floors"]):
+        console.print("no floor that was given holds at these points: nothing was held to a limit",
+                      style="yellow")  # fmt: skip
 
 
 def _header(console: Console, server: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from verify_attn.perf.axes import AXES, Cell
 from verify_attn.perf.roofline import Rates, limit, work_of
-from verify_attn.terminal import STATUS_STYLE, printable
+from verify_attn.terminal import STATUS_STYLE, printable, show_table
 
 BAR = 10
 # Columns of the CSV file, the parameters of a cell before them.
@@ -61,7 +61,7 @@ def show(console: Console, cases: Sequence[dict[str, Any]], baseline: str) -> No
         cell = words(case["parameters"])
         table.add_row("" if cell == before else printable(cell), *_row(case))
         before = cell
-    console.print(table)
+    show_table(console, table)
     for case in cases:
         said = [case["reason"]] if case["reason"] else []
         for text in [*said, *case.get("notes", [])]:
@@ -111,7 +111,7 @@ def show_roofline(console: Console, cells: Sequence[Cell], rates: Rates) -> None
     console.print(f"{rates.source}: {rates.gb_per_s:,.0f} GB/s, {rates.tflops:,.1f} TFLOP/s bf16; "
                   f"arithmetic binds above {rates.tflops * 1e3 / rates.gb_per_s:.0f} FLOP/byte",
                   soft_wrap=True)  # fmt: skip
-    console.print(table)
+    show_table(console, table)
     if any(cell.kv_dtype for cell in cells):
         console.print("a kernel that makes its products in fp8 has half the arithmetic time",
                       soft_wrap=True)  # fmt: skip

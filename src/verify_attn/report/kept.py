@@ -108,7 +108,7 @@ def _files(folder: Path, found: Records) -> Iterator[tuple[str, bytes]]:
     for at, folders, names in os.walk(folder, onerror=refused):  # follows no link to a folder
         for link in [name for name in folders if os.path.islink(os.path.join(at, name))]:
             found.skip(os.path.relpath(os.path.join(at, link), folder), "is a link to a folder")
-        folders[:] = sorted(name for name in folders if name != ".git")
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # .git, .venv
         for name in sorted(names):
             path = os.path.join(at, name)
             if not name.endswith(".json"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from verify_attn.report.verdict import Verdict
 
 MOST_LINES = 20
+NARROW = 120  # columns
 HEADLINE_LINES, REASONS, NOT_TESTED = 4, 7, 5  # with two counts of what is left out and two paths
 
 
@@ -29,17 +30,37 @@ def _reasons(verdict: Verdict, width: int | None) -> Iterator[str]:
     reasons = verdict.reasons
     if reasons and " ".join(reasons[0].text.split()) in verdict.headline:
         reasons = reasons[1:]
-    for reason in reasons[:REASONS]:
-        yield _cut(f"  {reason.status}: {reason.text}", width)
-    if len(reasons) > REASONS:
-        yield f"  and {len(reasons) - REASONS} more reasons"
+    most, rows = _room(REASONS, width)
+    for reason in reasons[:most]:
+        yield from _rows(f"  {reason.status}: {reason.text}", width, rows)
+    if len(reasons) > most:
+        yield f"  and {len(reasons) - most} more reasons"
 
 
 def _not_tested(verdict: Verdict, width: int | None) -> Iterator[str]:
-    for line in verdict.not_tested[:NOT_TESTED]:
-        yield _cut(f"not tested: {line}", width)
-    if len(verdict.not_tested) > NOT_TESTED:
-        yield f"and {len(verdict.not_tested) - NOT_TESTED} more that was not tested"
+    most, rows = _room(NOT_TESTED, width)
+    for line in verdict.not_tested[:most]:
+        yield from _rows(f"not tested: {line}", width, rows)
+    left = len(verdict.not_tested) - most
+    if left > 0:
+        yield f"and {left} more {'thing was' if left == 1 else 'things were'} not tested"
+
+
+def _room(lines: int, width: int | None) -> tuple[int, int]:
+    """(how many texts, lines of each): a narrow terminal shows fewer, and enough of each."""
+    return (lines, 1) if width is None or width >= NARROW else (lines // 2, 2)
+
+
+def _rows(text: str, width: int | None, rows: int) -> list[str]:
+    """A text on so many lines at most."""
+    if width is None or rows == 1:
+        return [_cut(text, width)]
+    found = textwrap.wrap(_shown(text), width, subsequent_indent="    ") or [""]
+    return (
+        [*found[: rows - 1], _cut("    " + " ".join(" ".join(found[rows - 1 :]).split()), width)]
+        if len(found) > rows
+        else found
+    )
 
 
 def _cut(text: str, width: int | None) -> str:
@@ -49,6 +70,6 @@ def _cut(text: str, width: int | None) -> str:
 
 def _shown(text: str) -> str:
     """On one line, indented as it was; control characters are shown, not obeyed."""
-    indent = "  " if text.startswith("  ") else ""
+    indent = " " * (len(text) - len(text.lstrip(" ")))
     line = indent + " ".join(text.split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

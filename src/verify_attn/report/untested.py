@@ -43,12 +43,16 @@ def _machine(folder: Folder) -> Iterator[str]:
     known = next((r["environment"] for r in records if r and "environment" in r), None)
     if known is None or known.get("gpus"):
         return
-    triton = (
-        "Triton kernels ran in the interpreter: their arithmetic was tested, not the GPU"
+    if folder.steps["check"].record is None:
+        if not folder.alone:  # of a sweep alone the machine is the client's
+            yield f"{NO_GPU}: no kernel was timed"
+        return
+    ran = (
+        "kernels ran on the CPU, Triton's in its interpreter: arithmetic was tested, not the GPU"
         if known.get("triton") == "interpreter"
         else "Triton kernels could not run"
     )
-    yield f"{NO_GPU}: nothing was timed; {triton}"
+    yield f"{NO_GPU}: no kernel was timed; {ran}"
 
 
 def _left_out(record: Record) -> Iterator[str]:
