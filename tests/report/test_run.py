@@ -62,7 +62,7 @@ def test_from_nothing_to_a_report(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert done.stdout.startswith("PASS: torch right in ")
     assert len(done.stdout.splitlines()) <= 20
-    assert "not tested: no GPU: nothing was timed" in done.stdout
+    assert "not tested: no GPU: no kernel was timed" in done.stdout
     assert "report: r/report.html" in done.stdout
     made = {path.name for path in (tmp_path / "r").iterdir()}
     steps = {f"{step}.{kind}" for step in ("doctor", "check", "sweep") for kind in ("json", "txt")}
