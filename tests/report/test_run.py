@@ -156,9 +156,10 @@ def test_sigterm_in_the_sweep_keeps_its_points(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
     assert out.startswith("INTERRUPTED in sweep: interrupted after ")
-    statuses = [c["status"] for c in json.loads((tmp_path / "r/sweep.json").read_text())["cases"]]
-    assert len(statuses) == 3
-    assert statuses[0] == "pass"
+    kept = json.loads((tmp_path / "r/sweep.json").read_text())["cases"]
+    assert len(kept) == 3
+    assert kept[0]["metrics"]["decode_tok_s"] > 0  # its status is the machine's too, if it is busy
+    assert kept[2]["status"] == "skipped"
     assert "not tested: sweep: ctx=2k: not reached: interrupted" in out
 
 
