@@ -103,7 +103,9 @@ class TestLlamaCpp:
             # A token an event, the role, the usage, [DONE].
             assert 200 <= sum(row[2] for row in kept["reads"]) <= 204
         floors.write_text(FLOORS.format(least=1.5))
-        failed = command(llamacpp, tmp_path, *points, "--floors", str(floors))
+        # Steps of 0.3 ms are never calm: it takes thousands of them to be sure of a miss by a half.
+        many = ("--contexts", "256,1k", "--max-tokens", "800", "--repeats", "6")
+        failed = command(llamacpp, tmp_path, *many, "--floors", str(floors))
         assert (failed.exit_code, failed.statuses[1]) == (1, "fail"), failed.stdout
         assert "of shortest context" in failed.record["cases"][1]["reason"]
 
