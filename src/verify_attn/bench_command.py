@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -38,7 +37,7 @@ from verify_attn.record import (
     new_record,
     write_record,
 )
-from verify_attn.terminal import error, output, printable
+from verify_attn.terminal import error, output, printable, terminate_like_interrupt
 
 CHECK_S = 3.0  # assumed for the plan: to compile a kernel and to check it on a cell
 Record = dict[str, Any]
@@ -141,7 +140,7 @@ def _measure(
     console.print(f"{device.identity()['name']}: {top.rates.gb_per_s:,.0f} GB/s, "
                   f"{top.rates.tflops:,.0f} TFLOP/s bf16, {top.rates.source}",
                   soft_wrap=True)  # fmt: skip
-    with _watchdog(asked, record, kernels, watch) as told, _terminate_like_interrupt():
+    with _watchdog(asked, record, kernels, watch) as told, terminate_like_interrupt():
         bench = Bench(
             device, kernels, asked.cells, top.rates, timers=asked.timers,
             baseline=asked.baseline, watch=told,
@@ -215,16 +214,6 @@ def _watchdog(
         yield told
     finally:
         over.set()
-
-
-@contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM, from a CI runner, ends a run as Ctrl-C does: with its record."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

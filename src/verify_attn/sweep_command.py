@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ from verify_attn.record import (
     exit_code,
     write_record,
 )
-from verify_attn.terminal import error, output, printable
+from verify_attn.terminal import error, output, printable, terminate_like_interrupt
 
 API_KEY = "VERIFY_ATTN_API_KEY"
 KV_BYTES = {"bf16": 2, "fp8": 1}
@@ -111,7 +110,7 @@ def run_sweep(run: Run, record: Path | None) -> int:
     try:
         if record is not None:
             check_writable(record)
-        with _progress(run) as watch, _terminate_like_interrupt():
+        with _progress(run) as watch, terminate_like_interrupt():
             asyncio.run(run.go(watch))
     except RecordError as wrong:
         return error(str(wrong))
@@ -138,16 +137,6 @@ def run_sweep(run: Run, record: Path | None) -> int:
     if run.died and not interrupted:
         return SERVER_DEAD
     return exit_code(found["cases"], interrupted)
-
-
-@contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM, from a CI runner or systemd, ends a sweep as Ctrl-C does: with its record."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def show_plan(run: Run) -> int:

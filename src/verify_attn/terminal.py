@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
@@ -39,6 +43,16 @@ def show_table(console: Console, table: Table) -> None:
         console = Console(file=console.file, width=width, force_terminal=console.is_terminal,
                           highlight=False, emoji=False)  # fmt: skip
     console.print(table)
+
+
+@contextmanager
+def terminate_like_interrupt() -> Iterator[None]:
+    """SIGTERM, from a CI runner or systemd, ends a command as Ctrl-C does: with its record."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def error(message: str, code: int = BAD_USAGE) -> int:

@@ -22,7 +22,7 @@ def capture(launches: Sequence[Launch], index: int) -> cuda.CUDAGraph:
     synchronises or takes memory from the driver) or where nothing was captured.
     """
     before = cuda.current_stream()
-    side = cuda.Stream()  # type: ignore[no-untyped-call]
+    side = cuda.Stream()
     side.wait_stream(before)
     with cuda.stream(side):  # as torch asks: libraries make their workspaces for a side stream
         for launch in launches:

@@ -253,7 +253,7 @@ class CudaDevice:
 
 
 def _event() -> Any:
-    return cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return cuda.Event(enable_timing=True)
 
 
 def _called(call: Call) -> str:

@@ -9,8 +9,8 @@ import triton.language as tl
 BLOCK, WARPS = 8192, 8  # 32 words a thread: eight loads of 16 bytes in flight
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_up(words, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _add_up(words, sums, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     offsets = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(sums + block, tl.sum(tl.load(words + offsets)))  # [BLOCK] -> one sum

@@ -9,6 +9,7 @@ is one call.  Both allocate their outputs.  Neither is captured: lengths are in 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -56,7 +57,7 @@ class Planned:
     masks: list[Any] = field(default_factory=list)
 
 
-class Gathered:
+class Gathered(ABC):
     """The gathering; a subclass makes a request's mask and calls the attention."""
 
     capabilities: Capabilities
@@ -87,8 +88,9 @@ class Gathered:
         plan.ends = [0, *accumulate(lengths)]
         plan.masks = self.masks(batch)
 
+    @abstractmethod
     def masks(self, batch: VerifyBatch) -> list[Any]:
-        raise NotImplementedError
+        """Of each request, as `attend` takes it."""
 
     def gather(self, batch: VerifyBatch, plan: Planned) -> torch.Tensor:
         """[tokens of all requests, D], nodes after their prefix."""
@@ -112,11 +114,11 @@ class Gathered:
             if log_sums is not None:
                 lse[first:last] = log_sums[0].transpose(0, 1)
 
+    @abstractmethod
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Out [1, H, n, D_c] and, where it has one, the LSE [1, H, n]."""
-        raise NotImplementedError
 
 
 class Sdpa(Gathered):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class Inputs:
     node_rows: torch.Tensor  # [N, D_c + D_r]
 
 
-class SGLangKernel:
+class SGLangKernel(ABC):
     """What both have in common; a subclass calls its kernel in ``run``."""
 
     def __init__(self, module: ModuleType | Any, **capabilities: Any) -> None:
@@ -153,8 +154,9 @@ class SGLangKernel:
             batch.max_nodes, 1.0, 1.0,
         )  # fmt: skip
 
+    @abstractmethod
     def run(self, batch: VerifyBatch, plan: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-        raise NotImplementedError
+        """Call the function of ``module`` with `arguments` and what is its own."""
 
 
 class Extend(SGLangKernel):
