@@ -39,6 +39,7 @@ from verify_attn.record import (
 )
 from verify_attn.terminal import error, output, printable, terminate_like_interrupt
 
+DEFAULT_GPU = next(iter(GPUS))
 CHECK_S = 3.0  # assumed for the plan: to compile a kernel and to check it on a cell
 Record = dict[str, Any]
 
@@ -49,13 +50,21 @@ def sheet_rates(gpu: str) -> Rates:
     return Rates(model.gb_per_s, model.tflops, f"{model.name} by its data sheet ({model.source})")
 
 
-def run_roofline(gpu: str, chosen: Sequence[Cell]) -> int:
-    """Print what no kernel can go below, with no GPU."""
+def show_default(console: Console, gpu: str | None) -> None:
+    """Whose figures follow where nobody said: they are not this machine's."""
+    if gpu is None:
+        console.print(f"for {DEFAULT_GPU}, as no --gpu was given; there are: {', '.join(GPUS)}")
+
+
+def run_roofline(gpu: str | None, chosen: Sequence[Cell]) -> int:
+    """Print what no kernel can go below, with no GPU; None: for `DEFAULT_GPU`, and that is said."""
     try:
-        rates = sheet_rates(gpu)
+        rates = sheet_rates(gpu or DEFAULT_GPU)
     except HardwareError as wrong:
         return error(str(wrong))
-    show_roofline(output(), chosen, rates)
+    console = output()
+    show_default(console, gpu)
+    show_roofline(console, chosen, rates)
     return PASSED
 
 
@@ -75,9 +84,11 @@ def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
     count = len(asked.cells) * len(asked.kernels)
     if dry_run or not here:
         try:
-            rates = sheet_rates(gpu or _sheet_here(here) or next(iter(GPUS)))
+            gpu = gpu or _sheet_here(here)
+            rates = sheet_rates(gpu or DEFAULT_GPU)
         except HardwareError as wrong:
             return error(str(wrong))
+        show_default(console, gpu)
         show_roofline(console, asked.cells, rates)
         console.print(printable(_plan(asked)), soft_wrap=True)
         if not here:

@@ -104,9 +104,9 @@ def bench(kernels: tuple[str, ...], gpu: str | None, dry_run: bool, **options: A
 
 
 @click.command()
-@click.option("--gpu", default="h200", show_default=True, help="rtx-pro-6000, h100, b200 ...")
+@click.option("--gpu", metavar="NAME", help="rtx-pro-6000, h100, b200 ... [h200, which is said].")
 @_axes
-def roofline(gpu: str, **options: Any) -> None:
+def roofline(gpu: str | None, **options: Any) -> None:
     """What no kernel can go below, by a GPU's data sheet; needs no GPU."""
     from verify_attn.bench_command import asked_cells, run_roofline
     from verify_attn.terminal import error

@@ -73,6 +73,12 @@ class TestWithoutAGpu:
         assert "64 requests" in done.output
         assert "256 nodes" in done.output
 
+    @pytest.mark.parametrize("line", [("roofline",), ("bench", "--dry-run"), ("bench",)])
+    def test_whose_figures_they_are_is_said_where_nobody_asked(self, line: tuple[str, ...]) -> None:
+        done = run(*line, "--quick")
+        assert "for h200, as no --gpu was given; there are: h200, h100, b200" in done.stdout
+        assert "no --gpu was given" not in run(*line, "--quick", "--gpu", "b200").stdout
+
     def test_roofline(self) -> None:
         done = run("roofline", "--gpu", "h200", "--contexts", "184728", "--nodes", "8,64")
         assert done.exit_code == 0
