@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from verify_attn.file_errors import why
 from verify_attn.perf.gate import (
     COMPARED,
     FAILURES,
@@ -236,4 +237,4 @@ def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as wrong:
-        raise RecordError(f"{path} is not written: {wrong}") from None
+        raise RecordError(f"{path} is not written: {why(wrong)}") from None

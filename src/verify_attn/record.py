@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from verify_attn.commit import current_commit
 from verify_attn.environment import environment
+from verify_attn.file_errors import why
 
 SCHEMA_VERSION = 1
 STATUSES = ("pass", "fail", "inconclusive", "error", "skipped")
@@ -53,20 +54,30 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise `RecordError` if a record could not be written here; leaves what is there alone."""
-    if path.is_dir() or (path.exists() and not path.is_file()):
-        raise RecordError(f"{path} is no regular file; a record replaces the file it is written to")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        wrong_kind = path.is_dir() or (path.exists() and not path.is_file())
+        if not wrong_kind:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = _beside(path)
+            os.close(handle)
+            os.unlink(temporary)
     except OSError as error:
-        raise RecordError(f"no record can be written to {path}: {error}") from None
+        raise RecordError(f"no record can be written to {path}: {why(error)}") from None
+    if wrong_kind:
+        raise RecordError(f"{path} is no regular file; a record replaces the file it is written to")
+
+
+def _beside(path: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[str]]:
     check_writable(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, temporary = _beside(path)
+    except OSError as error:
+        raise RecordError(f"{path} is not written: {why(error)}") from None
     try:
         with os.fdopen(handle, "w") as file:
             yield file
@@ -74,7 +85,7 @@ def _replacing(path: Path) -> Iterator[IO[str]]:
         os.replace(temporary, path)
     except OSError as error:
         os.unlink(temporary)
-        raise RecordError(f"{path} is not written: {error}") from None
+        raise RecordError(f"{path} is not written: {why(error)}") from None
     except BaseException:
         os.unlink(temporary)
         raise
@@ -86,7 +97,9 @@ def read_record(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except FileNotFoundError:
         raise RecordError(f"no record at {path}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {why(error)}") from None
+    except ValueError as error:
         raise RecordError(f"{path} is no record: {error}") from None
     return parse_record(text, str(path))
 

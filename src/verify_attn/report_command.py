@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from verify_attn.file_errors import why
 from verify_attn.record import PASSED, RecordError, check_writable, read_record
 from verify_attn.report.folder import (
     RUN_RECORD,
@@ -55,7 +56,7 @@ def run_report(paths: Sequence[Path], *, out: Path | None, against: Path | None)
     try:
         write_report(inputs.folder, verdict, target, saved, inputs.others)
     except OSError as wrong:
-        return error(f"{target} is not written: {wrong}")
+        return error(f"{target} is not written: {why(wrong)}")
     console = output()
     console.print(printable(verdict.headline), soft_wrap=True)
     size_mb = target.stat().st_size / 1e6

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from verify_attn.file_errors import why
 from verify_attn.record import FAILED, INTERRUPTED, PASSED
 from verify_attn.terminal import error, output, printable
 
@@ -67,8 +68,8 @@ def run_serve(asked: Options, host: str, port: int) -> int:
     except (OSError, ValueError) as wrong:  # a name that no name can be is the latter
         scheduler.close()
         return error(
-            f"cannot listen on {host}:{port}: {wrong}; give another --port, or 0 for any, or "
-            "another --host"
+            f"cannot listen on {host}:{port}: {_word(wrong)}; give another --port, or 0 for any, "
+            "or another --host"
         )
     scheduler.start()
     try:
@@ -109,16 +110,16 @@ def _serve(
     try:
         _say(scheduler, f"http://{shown}:{port}", api_key, time.monotonic() - started)
     except OSError as wrong:
-        return error(f"cannot write to standard output: {wrong}; free it, or send it elsewhere")
+        return error(f"cannot write to standard output: {why(wrong)}")
     except KeyboardInterrupt:
         return INTERRUPTED
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
         return INTERRUPTED
-    why = scheduler.alive()
-    if why is not None:
-        return error(f"the engine died: {why}", FAILED)
+    died = scheduler.alive()
+    if died is not None:
+        return error(f"the engine died: {died}", FAILED)
     return PASSED
 
 
@@ -151,6 +152,11 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bound before the server says that it is ready, so that the port it prints is its own."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def _word(wrong: Exception) -> str:
+    """The system's, without its number."""
+    return (wrong.strerror if isinstance(wrong, OSError) else None) or str(wrong)
 
 
 def _bad_key(key: str | None) -> str | None:

@@ -149,7 +149,7 @@ def test_a_record_that_cannot_be_written_loses_no_figures(
     done = run(answer, tmp_path)
     assert done.exit_code == 2
     assert "ctx=600" in done.stdout
-    assert "r.json is not written: [Errno 28]" in done.stderr
+    assert "r.json is not written: no space is left on its disk" in done.stderr
 
 
 def test_one_error_is_no_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_what_is_no_record(tmp_path, content, says):
 def test_a_record_that_is_not_there(tmp_path):
     with pytest.raises(RecordError, match="no record at"):
         read_record(tmp_path / "r.json")
-    with pytest.raises(RecordError, match="is no record"):
+    with pytest.raises(RecordError, match="cannot be read: it is a folder"):
         read_record(tmp_path)
 
 

@@ -29,6 +29,7 @@ from verify_attn.engine.scheduler import (
 )
 from verify_attn.engine.step import Runner
 from verify_attn.engine.tokenizer import encode
+from verify_attn.file_errors import why
 from verify_attn.kernels.base import KernelError
 from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.kernels.registry import load
@@ -162,7 +163,7 @@ def _record(options: Options, model: Model) -> list[int]:
         try:
             return encode(options.replay.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--replay {options.replay}: {error}") from None
+            raise OptionError(f"--replay {options.replay}: {why(error)}") from None
     draw = random.Random(0)
     return [draw.randrange(model.config.vocabulary) for _ in range(RANDOM_RECORD)]
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from verify_attn.engine.config import ConfigError, ModelConfig
 from verify_attn.engine.memory import GIB, free_bytes
 from verify_attn.engine.model import Model, WeightsError
+from verify_attn.file_errors import why
 
 if TYPE_CHECKING:
     from verify_attn.engine.parallel import Group
@@ -89,7 +90,7 @@ def read_weights(folder: Path) -> Weights:
         try:
             weights.update(load_file(file))
         except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{file} cannot be read: {error}") from None
+            raise WeightsError(f"{file} cannot be read: {why(error)}") from None
     for name, weight in weights.items():
         if weight.dtype not in DTYPES:
             raise WeightsError(

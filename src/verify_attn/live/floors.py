@@ -27,6 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from verify_attn.file_errors import why
+
 UNITS = ("tok/s", "of shortest context", "of saved run")
 RATES = ("sustained", "worst window")
 _KEYS = ("name", "model", "unit", "rate", "concurrency", "points")
@@ -76,7 +78,7 @@ def read_floors(path: Path) -> list[Floor]:
     try:
         data = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise FloorError(f"floors file {path}: {error}") from None
+        raise FloorError(f"floors file {path}: {why(error)}") from None
     _known(f"floors file {path}", data, ("schema_version", "floor"))
     version = data.get("schema_version")
     if version != 1:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from verify_attn.file_errors import why
 from verify_attn.live.client import Answer
 from verify_attn.live.server.errors import context_overflow
 from verify_attn.live.stream import Stream
@@ -158,7 +159,7 @@ def recorded_request(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         body = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(f"--request {path}: {error}") from None
+        raise RequestError(f"--request {path}: {why(error)}") from None
     if isinstance(body, dict) and isinstance(body.get("request"), dict):
         body = body["request"]
     if not isinstance(body, dict) or not ({"messages", "prompt"} & set(body)):

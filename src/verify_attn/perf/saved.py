@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verify_attn.file_errors import why
 from verify_attn.record import STATUSES, RecordError, read_record
 
 MAX_BYTES = 256 << 20  # a record of 150 cells with all samples is under 1 MB
@@ -240,7 +241,7 @@ def _read(path: Path) -> Any:
     except RecordError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is no record: {error}") from None
+        raise RecordError(f"{path} is no record: {why(error)}") from None
 
 
 def _refuse_not_finite(data: Any, name: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
+from verify_attn.file_errors import why
 from verify_attn.perf.axes import AXES, Cell
 from verify_attn.perf.roofline import Rates, limit, work_of
+from verify_attn.record import RecordError
 from verify_attn.terminal import STATUS_STYLE, printable, show_table
 
 BAR = 10
@@ -118,16 +120,24 @@ def show_roofline(console: Console, cells: Sequence[Cell], rates: Rates) -> None
 
 
 def write_csv(path: Path, cases: Sequence[dict[str, Any]]) -> None:
-    """One line a case; figures that were not measured are empty."""
+    """One line a case; figures that were not measured are empty.  Raises `RecordError` where it
+    cannot be written."""
+    try:
+        with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            _write_rows(file, cases)
+    except OSError as wrong:
+        raise RecordError(f"{path} is not written: {why(wrong)}") from None
+
+
+def _write_rows(file: TextIO, cases: Sequence[dict[str, Any]]) -> None:
     names = ["kernel", *(f for f in Cell.__dataclass_fields__)]
-    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", *names, "status", "reason", *FIGURES])
-        for case in cases:
-            p, m = case["parameters"], case["metrics"]
-            row = [case["id"], *(p[n] for n in names), case["status"], case["reason"],
-                   *(m.get(f, "") for f in FIGURES)]  # fmt: skip
-            writer.writerow([_no_formula(value) for value in row])
+    writer = csv.writer(file)
+    writer.writerow(["id", *names, "status", "reason", *FIGURES])
+    for case in cases:
+        p, m = case["parameters"], case["metrics"]
+        row = [case["id"], *(p[n] for n in names), case["status"], case["reason"],
+               *(m.get(f, "") for f in FIGURES)]  # fmt: skip
+        writer.writerow([_no_formula(value) for value in row])
 
 
 def _no_formula(value: Any) -> Any:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verify_attn.file_errors import why
+
 DEFAULT = 0.05
 TABLE = "tool.verify-attn.compare"
 
@@ -80,7 +82,7 @@ def _table(pyproject: Path) -> dict[str, Any]:
     try:
         data: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ThresholdError(f"{pyproject}: {error}") from None
+        raise ThresholdError(f"{pyproject}: {why(error)}") from None
     so_far = ""
     for key in TABLE.split("."):
         data = data.get(key, {})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verify_attn.file_errors import why
 from verify_attn.record import read_record
 
 STEPS = ("doctor", "check", "bench", "sweep")  # the order in which a run takes them
@@ -72,7 +73,7 @@ def read_folder(path: Path) -> Folder:
             return _alone(path)
         folder = path.is_dir()
     except OSError as wrong:
-        raise FolderError(f"{path} cannot be read: {wrong}") from None
+        raise FolderError(f"{path} cannot be read: {why(wrong)}") from None
     if not folder:
         raise FolderError(f"{path} is neither the folder of a run nor a record in one")
     run, run_problem = _read(path / RUN_RECORD)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from verify_attn.file_errors import why
 from verify_attn.history_command import about, summary, told
 from verify_attn.record import RecordError
 from verify_attn.report.history import Series
@@ -70,7 +71,7 @@ def write_page(path: Path, records: Records, series: Sequence[Series]) -> None:
     try:
         path.write_bytes(page.encode(errors="backslashreplace"))
     except OSError as wrong:
-        raise RecordError(f"{path} is not written: {wrong}") from None
+        raise RecordError(f"{path} is not written: {why(wrong)}") from None
 
 
 def _page(records: Records, series: Sequence[Series]) -> str:

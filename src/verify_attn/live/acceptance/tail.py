@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from verify_attn.file_errors import why
 from verify_attn.live.absent import Absent
 
 # Read back at the start, so that a death during the first point still has lines to show.
@@ -54,7 +55,7 @@ class LogTail:
                     return Absent(f"no log: {source} is no regular file")
                 return cls(Path(source))
             except (OSError, ValueError) as error:
-                return Absent(f"no log: {error}")
+                return Absent(f"no log: {why(error)}")
         return cls._open_journal(unit)
 
     @classmethod
@@ -73,7 +74,7 @@ class LogTail:
         except (OSError, ValueError) as error:
             tail.close()
             Path(name).unlink(missing_ok=True)
-            return Absent(f"no log: journalctl cannot be started: {error}")
+            return Absent(f"no log: journalctl cannot be started: {why(error)}")
         finally:
             os.close(handle)
         return tail
@@ -134,7 +135,7 @@ class LogTail:
                 self._note("the log was rotated")
                 self._read()
         except OSError as error:
-            self._note(f"the log cannot be read: {error}")
+            self._note(f"the log cannot be read: {why(error)}")
         if self._follower is not None and self._follower.poll() is not None:
             self._note(f"journalctl ended with status {self._follower.returncode}")
 
