@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from verify_attn import child
 
 EMBEDDED = "embedded"  # in place of a URL
 READY_LIMIT_S = 120.0
@@ -28,18 +30,25 @@ def serving(
     *,
     limit_s: float = READY_LIMIT_S,
     log: Path | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[str]:
     """The URL of `verify-attn serve` with these arguments, on a free port of loopback.
 
-    ``log``: keep there what it prints.  Raises `NotReadyError` if it ends, or is not ready within
-    ``limit_s``.
+    ``log``: keep there what it prints.  ``stopped``: is nobody waiting for it any more?  Raises
+    `NotReadyError` if it ends, or is not ready within ``limit_s``.  It ends with this process, even
+    where that is killed.
     """
-    # -P: a file of the user's called random.py is not to be torch's random.
-    command = [sys.executable, "-P", "-m", "verify_attn.cli", "serve", *arguments, "--port", "0"]
-    with tempfile.TemporaryFile("w+") if log is None else log.open("w+") as kept:
-        process = subprocess.Popen(command, stdout=kept, stderr=subprocess.STDOUT)
+    words = ["serve", *arguments, "--port", "0"]
+    with (
+        tempfile.TemporaryFile("w+") if log is None else log.open("w+") as kept,
+        subprocess.Popen(
+            child.command("verify_attn.cli", words), stdin=subprocess.PIPE, stdout=kept,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):  # fmt: skip
         try:
-            yield _url(process, " ".join(command), kept.fileno(), limit_s)
+            shown = shlex.join(["verify-attn", *words])
+            yield _url(process, shown, kept.fileno(), limit_s, stopped)
         finally:
             process.terminate()
             try:
@@ -49,7 +58,13 @@ def serving(
                 process.wait()
 
 
-def _url(process: subprocess.Popen[bytes], command: str, log: int, limit_s: float) -> str:
+def _url(
+    process: subprocess.Popen[bytes],
+    command: str,
+    log: int,
+    limit_s: float,
+    stopped: Callable[[], bool],
+) -> str:
     give_up = time.monotonic() + limit_s
     while True:
         ended = process.poll() is not None
@@ -57,8 +72,10 @@ def _url(process: subprocess.Popen[bytes], command: str, log: int, limit_s: floa
         ready = _READY.search(output)
         if ready is not None:
             return ready[1]
-        if ended or time.monotonic() > give_up:
-            what = f"ended with {process.returncode}" if ended else f"not ready in {limit_s:g} s"
+        if ended or stopped() or time.monotonic() > give_up:
+            what = f"not ready in {limit_s:g} s"
+            what = "interrupted before it was ready" if stopped() else what
+            what = f"ended with {process.returncode}" if ended else what
             raise NotReadyError(f"{command}: {what}\n{output}")
         time.sleep(0.05)
 

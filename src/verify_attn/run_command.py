@@ -6,18 +6,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from verify_attn.environment import gpus
+from verify_attn.file_errors import file_error, why
 from verify_attn.record import (
     BAD_USAGE,
-    FAILED,
-    INCONCLUSIVE,
     INTERRUPTED,
-    PASSED,
     SERVER_DEAD,
     RecordError,
     check_writable,
@@ -26,45 +25,46 @@ from verify_attn.record import (
     write_record,
 )
 from verify_attn.report.folder import RUN_RECORD, STEPS, record_name
+from verify_attn.run_ahead import look_ahead, shown
+from verify_attn.run_lock import FolderInUse, take
+from verify_attn.run_outcome import FINISHED, outcome
 from verify_attn.run_plan import (
     CLI,
     Asked,
     BadRun,
     bench_line,
     check_line,
-    check_plan,
     chosen_folder,
     sweep_line,
 )
 from verify_attn.run_server import Embedded
-from verify_attn.run_steps import Ended, Steps
+from verify_attn.run_steps import Steps
 from verify_attn.run_written import write_all
 from verify_attn.terminal import STATUS_STYLE, error, printable
 
 DOCTOR = "verify_attn.doctor_record"
-STATUS = {
-    PASSED: "pass", FAILED: "fail", INCONCLUSIVE: "inconclusive", SERVER_DEAD: "error",
-    BAD_USAGE: "error",
-}  # fmt: skip
-FINISHED = (PASSED, FAILED, INCONCLUSIVE)
 Record = dict[str, Any]
 
 
 def run_run(asked: Asked, out: Path | None, resume: bool) -> int:
     """`verify-attn run`; returns the exit code."""
-    try:
-        run = Run(asked, chosen_folder(out, resume), resume)
-    except (BadRun, RecordError, OSError) as wrong:
-        return error(str(wrong))
-    with Steps() as steps:
+    with ExitStack() as stack:
+        try:
+            run = Run(asked, chosen_folder(out, resume), resume, stack)
+        except (BadRun, FolderInUse, RecordError) as wrong:
+            return error(str(wrong))
+        except OSError as wrong:
+            return error(file_error(wrong))
+        steps = stack.enter_context(Steps(run.lock))
         unwritten = run.go(steps)
-        return write_all(run.folder, steps, unwritten)
+        return write_all(run.folder, steps, unwritten, asked.against)
 
 
 class Run:
-    """One folder and the steps that are done in it; nothing is written before `go`."""
+    """One folder, taken until ``stack`` ends, and the steps that are done in it; nothing is written
+    before `go`."""
 
-    def __init__(self, asked: Asked, folder: Path, resume: bool) -> None:
+    def __init__(self, asked: Asked, folder: Path, resume: bool, stack: ExitStack) -> None:
         self.asked, self.folder = asked, folder
         self.gpu = bool(gpus())
         self.record = new_record(["verify-attn", *sys.argv[1:]])
@@ -72,15 +72,26 @@ class Run:
         self._console = Console(stderr=True, highlight=False, emoji=False)
         if folder.exists() and not folder.is_dir():
             raise BadRun(f"--out {folder} is no folder; give one, or a name that is not there yet")
+        there = folder.exists()
+        locked = take(folder, stack) if there else None
         if resume:
             self._resume()
-        elif folder.exists() and any(folder.iterdir()):
-            raise BadRun(
-                f"{folder} is not empty; --resume goes on with the run in it, another --out makes "
-                "a new one"
-            )
-        check_plan(asked, folder)
+        elif there:
+            self._refuse_full()
+        self._plan = look_ahead(asked, folder, self.gpu)
+        if not there:
+            _make(folder)
+            locked = take(folder, stack)
+            self._refuse_full()  # another run may have been quicker, and be done
         check_writable(folder / RUN_RECORD)
+        self.lock = [] if locked is None else [locked]
+
+    def _refuse_full(self) -> None:
+        if any(self.folder.iterdir()):
+            raise BadRun(
+                f"{self.folder} is not empty; --resume goes on with the run in it, another --out "
+                "makes a new one"
+            )
 
     def _resume(self) -> None:
         """Take the steps that are done from the run in the folder."""
@@ -122,9 +133,12 @@ class Run:
         """Take the steps that are not done; returns why something could not be written, if so."""
         try:
             self._save()
+            done = {case["id"] for case in self.record["cases"]}
+            for line in shown(self._plan, [s for s in STEPS if s not in done]):
+                self._say(line, result=True)
             for step in STEPS:
-                if any(case["id"] == step for case in self.record["cases"]):
-                    self._say(f"{step}: done before")
+                if step in done:
+                    self._say(f"{step}: done before", result=True)
                     continue
                 if steps.stopped:
                     self.record["interrupted"] = True
@@ -138,14 +152,16 @@ class Run:
                     break  # its input is to be mended first
             self.record["finished"] = not self.record["interrupted"]
             self._save()
-        except (RecordError, OSError) as wrong:
+        except RecordError as wrong:
             return str(wrong)
+        except OSError as wrong:
+            return file_error(wrong)
         return None
 
     def _take(self, step: str, steps: Steps) -> None:
-        why = self._impossible(step)
-        if why is not None:
-            self._add(step, None, "skipped", why)
+        reason = self._impossible(step)
+        if reason is not None:
+            self._add(step, None, "skipped", reason)
         elif step == "doctor":
             self._child(step, DOCTOR, [str(self._path(step))], steps)
         elif step == "check":
@@ -164,11 +180,11 @@ class Run:
 
     def _take_sweep(self, steps: Steps) -> None:
         if self.asked.url is not None:
-            line = sweep_line(self.asked, self.folder, self.asked.url)
+            line = sweep_line(self.asked, self.folder, self.asked.url, {})
             self._child("sweep", CLI, line, steps)
             return
         log = self.folder / "server.log"
-        embedded = Embedded(*self._served(), log)
+        embedded = Embedded(self.gpu, *self._served(), log)
         self._say("sweep: starting the package's own server")
         with ExitStack() as stack:
             url = embedded.start(stack, steps)
@@ -177,7 +193,8 @@ class Run:
                 self._add("sweep", code, "inconclusive" if steps.stopped else "error",
                           embedded.problem, notes=embedded.notes)  # fmt: skip
                 return
-            line = sweep_line(self.asked, self.folder, url, log)
+            own = embedded.model.sweep(self.asked.quick)
+            line = sweep_line(self.asked, self.folder, url, own, log)
             self._child("sweep", CLI, line, steps, notes=embedded.notes)
             self.record["cases"][-1]["parameters"]["server"] = embedded.command
 
@@ -211,30 +228,9 @@ class Run:
         self._say(f"{step} ...")
         shown = ["doctor"] if module == DOCTOR else arguments
         ended = steps.take(module, arguments, self.folder / f"{step}.txt")
-        code, status, reason = self._outcome(step, ended)
+        code, status, reason = outcome(path, ended)
         command = shlex.join(["verify-attn", *shown])
         self._add(step, code, status, reason, command, ended.seconds, notes)
-
-    def _outcome(self, step: str, ended: Ended) -> tuple[int, str, str | None]:
-        """(exit code, status, reason) of a step that ended."""
-        written = self._path(step).exists()
-        if ended.code == INTERRUPTED or (
-            ended.interrupted and not (written and ended.code in FINISHED)
-        ):
-            return INTERRUPTED, "inconclusive", f"interrupted after {ended.seconds:.0f} s"
-        if ended.code not in STATUS:
-            how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-            return ended.code, "error", f"it ended with {how}: {ended.error}"
-        status = STATUS[ended.code]
-        try:
-            cases = read_record(self._path(step))["cases"]
-        except RecordError:
-            return ended.code, status, None if ended.code == PASSED else ended.error
-        if ended.code == PASSED:
-            return ended.code, status, None
-        if ended.code in (BAD_USAGE, SERVER_DEAD):
-            return ended.code, status, ended.error
-        return ended.code, status, _counts(cases)
 
     def _add(
         self,
@@ -255,15 +251,26 @@ class Run:
         took = "" if seconds is None else f", {seconds:.0f} s"
         style = STATUS_STYLE[status]
         words = "" if reason is None else f": {reason.splitlines()[0]}"
-        self._say(f"{step}: [{style}]{status}[/{style}]{took}{printable(words)}", markup=True)
+        line = f"{step}: [{style}]{status}[/{style}]{took}{printable(words)}"
+        self._say(line, markup=True, result=True)
 
     def _save(self) -> None:
         write_record(self.folder / RUN_RECORD, self.record)
 
-    def _say(self, line: str, markup: bool = False) -> None:
-        """A line a step, on a terminal."""
-        if self._console.is_terminal:
-            self._console.print(line if markup else printable(line), soft_wrap=True)
+    def _say(self, line: str, markup: bool = False, result: bool = False) -> None:
+        """A line on standard error; in a pipe those alone that are more than progress."""
+        if result or self._console.is_terminal:
+            try:
+                self._console.print(line if markup else printable(line), soft_wrap=True)
+            except (OSError, SystemExit):  # nobody reads any more; the run goes on
+                self._console = Console(file=StringIO())
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as wrong:
+        raise BadRun(f"--out {folder} cannot be made: {why(wrong)}") from None
 
 
 def _machine(record: Record) -> Record | None:
@@ -274,10 +281,3 @@ def _machine(record: Record) -> Record | None:
         return {"gpus": names, "versions": environment["versions"]}
     except (KeyError, TypeError):
         return None
-
-
-def _counts(cases: list[Record]) -> str:
-    counts: dict[str, int] = {}
-    for case in cases:
-        counts[case["status"]] = counts.get(case["status"], 0) + 1
-    return f"of {len(cases)} cases " + ", ".join(f"{n} {status}" for status, n in counts.items())

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Self
 
+from verify_attn import child
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 30.0  # for an interrupted step to write its record
 LOOK_S = 0.1
@@ -60,8 +62,9 @@ class Steps:
     """Runs steps; a context: within it SIGINT, SIGTERM and SIGHUP stop the step that runs, a second
     one kills it."""
 
-    def __init__(self) -> None:
+    def __init__(self, inherited: Sequence[int] = ()) -> None:
         self.asked = 0  # how often we were told to stop
+        self._inherited = inherited  # descriptors that a step holds as well
         self._told = 0
         self._since = 0.0
         self._child: subprocess.Popen[bytes] | None = None
@@ -91,39 +94,40 @@ class Steps:
 
     def _tell(self) -> None:
         """Pass on what the running step was not told yet."""
-        child = self._child
-        if child is None or self.asked == self._told:
+        process = self._child
+        if process is None or self.asked == self._told:
             return
         self._told = self.asked
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGINT if self.asked == 1 else signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGINT if self.asked == 1 else signal.SIGKILL)
 
     def take(self, module: str, arguments: Sequence[str], output: Path) -> Ended:
-        """Run ``python -m MODULE ARGUMENTS``; what it prints goes to ``output``, its progress to
-        the terminal where there is one.  Raises OSError where ``output`` cannot be written."""
-        # -P: a file of the user's called random.py is not to be torch's random.
-        command = [sys.executable, "-P", "-m", module, *arguments]
+        """Run ``python -m MODULE ARGUMENTS``, which ends if we are killed; what it prints goes to
+        ``output``, its progress to the terminal where there is one.  Raises OSError where
+        ``output`` cannot be written."""
         began = time.monotonic()
         with output.open("w+b") as file:
             with _progress(file) as stderr:
                 self._told = 0
-                self._child = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=stderr, process_group=0
-                )
-                self._tell()
-                code = self._wait(self._child)
-                self._child = None
+                with subprocess.Popen(
+                    child.command(module, arguments), stdin=subprocess.PIPE, stdout=file,
+                    stderr=stderr, process_group=0, pass_fds=self._inherited,
+                ) as process:  # fmt: skip
+                    self._child = process
+                    self._tell()
+                    code = self._wait(process)
+                    self._child = None
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             words = file.read().decode(errors="replace")
         return Ended(code, time.monotonic() - began, self.stopped, words)
 
-    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
         while True:
             with suppress(subprocess.TimeoutExpired):
-                return child.wait(LOOK_S)
+                return process.wait(LOOK_S)
             if self.stopped and time.monotonic() - self._since > GRACE_S:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(child.pid, signal.SIGKILL)
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager

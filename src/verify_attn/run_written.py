@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from verify_attn.record import INTERRUPTED
+from verify_attn.file_errors import file_error, why
+from verify_attn.record import INTERRUPTED, RecordError, read_record
 from verify_attn.report.folder import Folder, FolderError, read_folder
 from verify_attn.report.junit import junit
 from verify_attn.report.markdown import summary
@@ -25,10 +26,11 @@ STYLE = {"pass": "green", "fail": "red", "dead": "red"}  # the others are yellow
 NEEDED = ("plotly", "jinja2")
 
 
-def write_all(path: Path, steps: Steps, unwritten: str | None) -> int:
+def write_all(path: Path, steps: Steps, unwritten: str | None, against: str | None = None) -> int:
     """Judge the folder, write everything into it, print; returns the exit code.
 
-    ``unwritten``: a record of the run that could not be written, and why.
+    ``unwritten``: a record of the run that could not be written, and why.  ``against``: a saved
+    sweep's record, which the report draws behind this run's.
     """
     problems = [] if unwritten is None else [f"{unwritten}; what was measured is in {path}"]
     try:
@@ -41,7 +43,7 @@ def write_all(path: Path, steps: Steps, unwritten: str | None) -> int:
     problems += _failed(lambda: (path / "junit.xml").write_bytes(junit(folder, verdict)))
     if given := os.environ.get(STEP_SUMMARY):
         problems += _failed(lambda: _append(Path(given), md))
-    report, failed = _report(folder, verdict)
+    report, failed = _report(folder, verdict, against)
     go_on = f"; go on with --resume --out {path}" if verdict.status == "interrupted" else ""
     _print(verdict, [report, f"records: {path}{go_on}"])
     code = verdict.exit_code
@@ -50,7 +52,7 @@ def write_all(path: Path, steps: Steps, unwritten: str | None) -> int:
     return INTERRUPTED if steps.stopped else code
 
 
-def _report(folder: Folder, verdict: Verdict) -> tuple[str, list[str]]:
+def _report(folder: Folder, verdict: Verdict, against: str | None) -> tuple[str, list[str]]:
     """(where the report is, what went wrong)."""
     out = folder.path / "report.html"
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -59,12 +61,16 @@ def _report(folder: Folder, verdict: Verdict) -> tuple[str, list[str]]:
     try:
         from verify_attn.report.html import write_report
 
-        write_report(folder, verdict, out)
+        saved = None if against is None else read_record(Path(against))
+        write_report(folder, verdict, out, saved)
     except Exception as wrong:  # a mistake in the report must not cost the verdict
-        return "report.html is not written", [
-            f"{out} is not written: {type(wrong).__name__}: {wrong}"
-        ]
+        return "report.html is not written", [f"{out} is not written: {_told(wrong)}"]
     return f"report: {out}", []
+
+
+def _told(wrong: Exception) -> str:
+    known = isinstance(wrong, OSError | RecordError)
+    return why(wrong) if known else f"{type(wrong).__name__}: {wrong}"
 
 
 def _failed(write: Callable[[], object]) -> list[str]:
@@ -72,7 +78,7 @@ def _failed(write: Callable[[], object]) -> list[str]:
     try:
         write()
     except OSError as wrong:
-        return [f"not written: {wrong}"]
+        return [f"not written: {file_error(wrong)}"]
     return []
 
 
@@ -93,6 +99,6 @@ def _print(verdict: Verdict, where: Sequence[str]) -> None:
             sys.stdout.flush()
     except (OSError, SystemExit) as wrong:
         if isinstance(wrong, OSError) and not isinstance(wrong, BrokenPipeError):
-            error(f"cannot write to standard output: {wrong}")
+            error(f"cannot write to standard output: {why(wrong)}")
         with suppress(OSError):  # so that the interpreter's own last flush has somewhere to go
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

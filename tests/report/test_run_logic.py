@@ -13,7 +13,9 @@ import pytest
 
 from tests.report.folders import BENCH, RESULTS, swept
 from verify_attn import run_command
+from verify_attn.environment import Gpu
 from verify_attn.record import RecordError
+from verify_attn.run_ahead import Ahead
 from verify_attn.run_command import run_run
 from verify_attn.run_plan import Asked
 from verify_attn.run_server import Embedded
@@ -21,7 +23,9 @@ from verify_attn.run_steps import Ended
 
 RECORDS = {"check": RESULTS / "cpu/check.json", "sweep": swept("healthy"),
            "bench": None, "doctor": None}  # fmt: skip
+PLAN = {"check": Ahead("two kernels", 30.0), "sweep": Ahead("at 1k", 90.0)}
 EMPTY = {"schema_version": 1, "cases": []}
+H200 = Gpu(0, "NVIDIA H200", "u", "580", "9.0", 150 << 30, None, None, None, None)
 
 
 class Scripted:
@@ -31,7 +35,7 @@ class Scripted:
     stop_in: str | None
     taken: list[list[str]]
 
-    def __init__(self) -> None:
+    def __init__(self, inherited: Sequence[int] = ()) -> None:
         self.stopped = False
 
     def __enter__(self) -> Scripted:
@@ -62,7 +66,7 @@ class Scripted:
 def steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Scripted]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_command, "Steps", Scripted)
-    monkeypatch.setattr(run_command, "check_plan", lambda *_: None)
+    monkeypatch.setattr(run_command, "look_ahead", lambda *_: PLAN)
     monkeypatch.setattr("verify_attn.run_written._report", lambda *_: ("report: -", []))
     monkeypatch.setattr(run_command, "gpus", list)
     monkeypatch.setattr(Embedded, "missing", staticmethod(lambda: None))
@@ -95,7 +99,11 @@ def test_all_steps_in_order(steps: type[Scripted], capsys: pytest.CaptureFixture
         "record": "check.json",
     }
     printed = capsys.readouterr()
-    assert printed.err == ""  # quiet where there is no terminal
+    assert printed.err == (  # in a pipe plain lines: what is ahead, and how each step ended
+        "plan: check: two kernels\nplan: sweep: at 1k\nplan: about 2 min in all\n"
+        "doctor: pass, 2 s\ncheck: pass, 2 s\n"
+        "bench: skipped: no GPU here: kernels were not timed\nsweep: pass, 2 s\n"
+    )
     assert printed.out.startswith("PASS: ")
     assert len(printed.out.splitlines()) <= 20
 
@@ -222,7 +230,10 @@ def test_folders_that_are_refused(
     assert run_run(Asked(), Path("r/run.json"), False) == 2
     assert "r/run.json is no folder" in capsys.readouterr().err
     assert run_run(Asked(), Path("r/run.json/sub"), False) == 2
-    assert "no record can be written to r/run.json/sub/run.json" in capsys.readouterr().err
+    assert (
+        "--out r/run.json/sub cannot be made: a part of its path is a file"
+        in capsys.readouterr().err
+    )
     assert run_run(Asked(), None, True) == 2
     assert "no run in verify-attn-runs" in capsys.readouterr().err
     assert len(steps.taken) == 3
@@ -236,13 +247,13 @@ def test_no_space_left_in_the_middle(
     def full(path: Path, record: dict[str, Any]) -> None:
         left[0] -= 1
         if left[0] < 0:
-            raise RecordError(f"{path} is not written: [Errno 28] No space left on device")
+            raise RecordError(f"{path} is not written: no space is left on its disk")
         real(path, record)
 
     monkeypatch.setattr(run_command, "write_record", full)
     assert run() == 2
     printed = capsys.readouterr()
-    assert "No space left on device; what was measured is in r" in printed.err
+    assert "no space is left on its disk; what was measured is in r" in printed.err
     assert "torch" in Path("r/summary.md").read_text()
     assert printed.out.startswith("INTERRUPTED after check")
 
@@ -254,13 +265,17 @@ class Served(Embedded):
     """Comes up with the kernels that ``can`` names, and with none."""
 
     can: tuple[str, ...] = ()
+    fits: tuple[str, ...] = ("tiny", "k2.6-rank")
 
     def start(self, stack: ExitStack, steps: Any) -> str | None:
         from verify_attn.embedded import NotReadyError
 
-        def serving(arguments: list[str], log: Path) -> Any:
-            if len(arguments) > 1 and arguments[-1] not in self.can:
-                raise NotReadyError(f"ended with 2\nerror: {arguments[-1]} has too few heads")
+        def serving(arguments: list[str], **_: Any) -> Any:
+            name = arguments[-1] if "--kernel" in arguments else "default"
+            if arguments[0] not in self.fits:
+                raise NotReadyError("ended with 2\nerror: 204800 tokens of KV do not fit")
+            if name not in (*self.can, "default"):
+                raise NotReadyError(f"ended with 2\nerror: {name} has too few heads")
             return ExitStack()
 
         with pytest.MonkeyPatch.context() as patch:
@@ -277,11 +292,46 @@ def test_its_kernel_is_the_first_right_one_that_it_can_run(
     monkeypatch.setattr(Served, "can", ("right:b", "right:c"))
     assert run(Asked(("right:a", "right:b", "right:c"))) == 0
     sweep = cases()["sweep"]
-    assert sweep["parameters"]["server"] == "verify-attn serve tiny --kernel right:b"
-    assert sweep["notes"][1] == "the server cannot run right:a: right:a has too few heads"
+    served = "verify-attn serve k2.6-rank --drafter replay --pin 4 --fill-prompts 7 "
+    assert sweep["parameters"]["server"] == f"{served}--no-prefix-cache --kernel right:b"
+    assert sweep["notes"][1] == (
+        "the server cannot run right:a on k2.6-rank: right:a has too few heads"
+    )
     assert f"not tested: sweep: {sweep['notes'][1]}" in capsys.readouterr().out  # and no emoji
     assert "--log r/server.log" in sweep["parameters"]["command"]
+
+
+def test_with_a_gpu_its_own_server_is_swept_at_contexts_worth_the_name(
+    steps: type[Scripted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_command, "gpus", lambda: ["a GPU"])
+    monkeypatch.setattr("verify_attn.run_server.gpus", lambda: [H200])
+    monkeypatch.setattr(run_command, "Embedded", Served)
+    assert run(Asked()) == 0
+    command = cases()["sweep"]["parameters"]["command"]
+    assert "--contexts 1k,8k,32k,64k,128k,180k --max-tokens 600" in command
+    assert "--decode-limit 30 --geometry kimi-k2.6-tp8 --gpu h200" in command
+    assert "prefill and acceptance are not measured" in cases()["sweep"]["notes"][0]
+    assert run_run(Asked(quick=True, max_tokens=99), Path("q"), False) == 0
+    quick = json.loads(Path("q/run.json").read_text())["cases"][-1]["parameters"]["command"]
+    assert "--contexts 1k,8k,32k,128k --max-tokens 99 " in quick
+
+
+def test_on_a_gpu_that_is_too_small_the_small_model_is_served(
+    steps: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "gpus", lambda: ["a GPU"])
+    monkeypatch.setattr(run_command, "Embedded", Served)
+    monkeypatch.setattr(Served, "fits", ("tiny",))
+    assert run() == 0
+    assert run_run(Asked(), Path("s"), False) == 0
+    sweep = json.loads(Path("s/run.json").read_text())["cases"][-1]
+    assert sweep["parameters"]["server"] == "verify-attn serve tiny"
     assert "--contexts 512,1k,2k" in sweep["parameters"]["command"]
+    assert sweep["notes"] == [
+        "no --url: the package's own small model was served, no server of yours",
+        "the server cannot run k2.6-rank: 204800 tokens of KV do not fit",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +353,9 @@ def test_kernels_that_are_not_served_are_named(
     steps.codes = {"check": 1}
     assert run(Asked(("torch",))) == 1
     assert cases()["sweep"]["notes"][1:] == [note]
-    assert cases()["sweep"]["parameters"]["server"] == "verify-attn serve tiny"
+    model = "k2.6-rank" if found else "tiny"
+    assert cases()["sweep"]["parameters"]["server"].startswith(f"verify-attn serve {model}")
+    assert "--kernel" not in cases()["sweep"]["parameters"]["server"]
 
 
 def test_without_its_packages_the_sweep_is_not_tested(
