@@ -29,6 +29,7 @@ class Asked:
     left_out: dict[str, str]  # peers that cannot be used here, and why
     record: Path | None = None
     csv: Path | None = None
+    project: Path | None = None  # a record of another GPU, to project from
 
 
 AXIS_OF = {
@@ -83,5 +84,5 @@ def ask(kernels: Sequence[str], options: dict[str, Any]) -> Asked:
         raise ValueError(f"--json and --csv are both {record}; give each its own path")
     return Asked(
         tuple(dict.fromkeys(names)), asked_cells(options), timers, options["baseline"],
-        options["time_limit"], left_out, record, table,
+        options["time_limit"], left_out, record, table, options["project"],
     )  # fmt: skip

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,15 @@ from verify_attn.perf.axes import Cell
 from verify_attn.perf.bench import CELL_S, LEAST_ROUNDS, Bench
 from verify_attn.perf.case import failed_record
 from verify_attn.perf.device import TimerError
+from verify_attn.perf.projection import ProjectionError
+from verify_attn.perf.projection_show import (
+    TARGET,
+    projection_here,
+    read_projection,
+    set_beside,
+    show_against,
+    show_projection,
+)
 from verify_attn.perf.roofline import Rates
 from verify_attn.perf.show import show, show_roofline, write_csv
 from verify_attn.perf.subject import own_cell
@@ -68,6 +78,16 @@ def run_roofline(gpu: str | None, chosen: Sequence[Cell]) -> int:
     return PASSED
 
 
+def run_projection(gpu: str | None, path: Path, chosen: Sequence[Cell] | None) -> int:
+    """Print times projected to ``gpu`` from a bench record, with no GPU; None: `TARGET`."""
+    try:
+        projection = read_projection(path, gpu_model(gpu or TARGET).name)
+    except (HardwareError, ProjectionError) as wrong:
+        return error(str(wrong))
+    show_projection(output(), projection, chosen)
+    return PASSED
+
+
 def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
     """Measure, print, write; returns the exit code."""
     import torch
@@ -91,6 +111,9 @@ def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
         show_default(console, gpu)
         show_roofline(console, asked.cells, rates)
         console.print(printable(_plan(asked)), soft_wrap=True)
+        if asked.project is not None:
+            said = "--project: nothing is measured to set beside it; roofline --project shows it"
+            console.print(said, soft_wrap=True)
         if not here:
             unwritten = [str(p) for p in (asked.record, asked.csv) if p is not None]
             told = f"; {' and '.join(unwritten)} not written" if unwritten else ""
@@ -138,15 +161,18 @@ def _measure(
     record, interrupted = new_record(["verify-attn", *sys.argv[1:]]), False
     try:
         device = CudaDevice()
+        projection, about = projection_here(device.identity()["name"], asked.project)
         watch("the timers against the host's clock")
         tested = self_test(device, sheet_of(device.identity()["name"]))
         watch("the ceilings")
         top = ceilings(device)
+    except ProjectionError as wrong:
+        return error(str(wrong))
     except TimerError as wrong:
         return error(f"no time can be believed here: {wrong}", INCONCLUSIVE)
     record["environment"]["bench"] = {
         "identity": device.identity(), "self_test": tested, "ceilings": top.as_record(),
-        "baseline": asked.baseline, "left_out": asked.left_out,
+        "baseline": asked.baseline, "left_out": asked.left_out, **about,
     }  # fmt: skip
     console.print(f"{device.identity()['name']}: {top.rates.gb_per_s:,.0f} GB/s, "
                   f"{top.rates.tflops:,.0f} TFLOP/s bf16, {top.rates.source}",
@@ -158,6 +184,8 @@ def _measure(
         )  # fmt: skip
         try:
             for measured in bench.cases():
+                if projection is not None:
+                    set_beside(projection, measured)
                 record["cases"] += measured
                 if asked.record is not None:
                     write_record(asked.record, record)
@@ -173,6 +201,7 @@ def _measure(
 def finish(asked: Asked, record: Record, console: Console, interrupted: bool) -> int:
     """Write what was measured, show it, and say with which code to end."""
     show(console, record["cases"], asked.baseline)
+    show_against(console, record)
     lost = 0
     to_record, to_csv = (
         partial(write_record, record=record),

@@ -86,6 +86,8 @@ def _axes(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--json", "record", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write the run record here, after each cell.")  # fmt: skip
 @click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@click.option("--project", type=click.Path(dir_okay=False, path_type=Path), metavar="RECORD",
+              help="On an RTX PRO 6000: show against times projected from it.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the cells and the plan; time nothing.")
 def bench(kernels: tuple[str, ...], gpu: str | None, dry_run: bool, **options: Any) -> None:
     """Time verify kernels against the hardware's limit and against a baseline.
@@ -105,16 +107,23 @@ def bench(kernels: tuple[str, ...], gpu: str | None, dry_run: bool, **options: A
 
 @click.command()
 @click.option("--gpu", metavar="NAME", help="rtx-pro-6000, h100, b200 ... [h200, which is said].")
+@click.option("--project", type=click.Path(dir_okay=False, path_type=Path), metavar="RECORD",
+              help="Times projected to an RTX PRO 6000 from a record of bench.")  # fmt: skip
 @_axes
-def roofline(gpu: str | None, **options: Any) -> None:
-    """What no kernel can go below, by a GPU's data sheet; needs no GPU."""
-    from verify_attn.bench_command import asked_cells, run_roofline
+def roofline(gpu: str | None, project: Path | None, **options: Any) -> None:
+    """What no kernel can go below, by a GPU's data sheet; needs no GPU.
+
+    With --project: what a kernel that was timed elsewhere should take there (docs/projection.md).
+    """
+    from verify_attn.bench_command import asked_cells, run_projection, run_roofline
     from verify_attn.terminal import error
 
     try:
         chosen = asked_cells(options)
     except ValueError as wrong:
         sys.exit(error(str(wrong)))
+    if project is not None:
+        sys.exit(run_projection(gpu, project, chosen if any(options.values()) else None))
     sys.exit(run_roofline(gpu, chosen))
 
 

@@ -45,6 +45,17 @@ GPUS = {
             ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",),
         ),
         GpuModel(
+            "rtx-pro-6000-server", 1597, 480,
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet: 1,597 GB/s; 120 TFLOP/s in "
+            "float32, and four times that in bf16 as on the Workstation Edition",
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition",),
+        ),
+        GpuModel(
+            "rtx-pro-6000-max-q", 1792, 438.9,
+            "NVIDIA RTX Blackwell PRO GPU Architecture 1.1, table 4: 1,792 GB/s, 438.9 TFLOP/s",
+            ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",),
+        ),
+        GpuModel(
             "a100", 2039, 312, "NVIDIA A100 80GB data sheet, SXM: 2,039 GB/s",
             ("NVIDIA A100-SXM4-80GB",),
         ),

@@ -16,6 +16,12 @@ ELSEWHERE = {
     "verify-attn report today/*": "reads what the one before wrote; docs/report.md's are run",
     "flock * verify-attn run --out blackwell": "a GPU's record; the tutorial's run is run",
     "tar czf blackwell.tar.gz blackwell": "packs what the command before it wrote",
+    "verify-attn bench sm120 *": "needs the card; "
+    "tests/perf/test_projection_command.py scripts one",
+    "verify-attn roofline *--project *": "needs the H200's record; "
+    "tests/perf/test_projection_command.py makes one up",
+    "python benchmarks/project_floors.py *": "rewrites its own page; "
+    "tests/perf/test_projection_floors.py runs it elsewhere",
     "pytest -m gpu *": "needs a GPU; tests/unit/test_plugin.py tests the option without",
     'pytest -n 2 -m "gpu and not perf" *': "needs a GPU; part of ci/gpu.yml",
     "pytest *-m perf *": "needs a GPU; tests/perf/test_pytest_perf.py runs such lines on a "
