@@ -62,6 +62,26 @@ def test_decode_has_the_records_numbers_floors_and_the_saved_run():
     assert "115.2 tok/s at 1,427 tokens, 1.828 at 184,679" in chart.says
 
 
+def test_without_a_gpu_kernel_times_say_so_and_what_to_do():
+    run = records.run_record() | {"environment": {"gpus": []}}
+    run["cases"] = [c for c in run["cases"] if c["id"] != "bench"]
+    skipped = {"id": "bench", "status": "skipped", "reason": "no GPU here: kernels were not timed",
+               "metrics": {}, "parameters": {}, "exit_code": None}  # fmt: skip
+    for more in ([skipped], []):
+        whole = run | {"cases": run["cases"] + more}
+        empty = by_id(records.folder(Path("."), run=whole))["kernels"].empty
+        assert empty.startswith("nothing was timed, because this machine has no GPU; on one that")
+        assert "verify-attn bench --json" in empty
+        assert "missing" not in empty
+
+
+def test_a_step_that_was_skipped_says_why_not_that_a_file_is_missing():
+    skipped = {"id": "sweep", "status": "skipped", "reason": "it needs fastapi", "metrics": {},
+               "parameters": {}, "exit_code": None}  # fmt: skip
+    run = records.run_record() | {"cases": [skipped]}
+    assert by_id(records.folder(Path("."), run=run))["decode"].empty == "sweep: it needs fastapi"
+
+
 def test_a_compared_sweep_without_its_saved_run_says_how_to_draw_it():
     sweep = records.real("cpu/burst_prose.json") | {"against": {"name": "old.json", "differs": []}}
     notes = by_id(records.folder(Path("run"), sweep=sweep))["decode"].notes

@@ -272,6 +272,19 @@ def test_without_the_extra_there_is_no_report_and_that_is_said(
     assert not (done / "r/report.html").exists()
 
 
+def test_the_report_draws_the_run_that_it_is_held_against(
+    done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from verify_attn.run_steps import Steps
+    from verify_attn.run_written import write_all
+
+    saved = RESULTS / "cpu/burst_prose.json"
+    assert write_all(done / "r", Steps(), None, str(saved)) == 3
+    assert '"name":"saved 2026-11-30 18:33' in (done / "r/report.html").read_text()
+    assert write_all(done / "r", Steps(), None, str(done / "gone.json")) == 2
+    assert "report.html is not written: no record at" in capsys.readouterr().err
+
+
 def test_a_mistake_in_the_report_does_not_cost_the_verdict(
     done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

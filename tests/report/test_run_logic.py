@@ -62,12 +62,16 @@ class Scripted:
             (folder / f"{step}.json").write_text(json.dumps(BENCH if step == "bench" else EMPTY))
 
 
+def report(folder: Any, verdict: Any, against: str | None) -> tuple[str, list[str]]:
+    return f"report: with {against} behind", []
+
+
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Scripted]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_command, "Steps", Scripted)
     monkeypatch.setattr(run_command, "look_ahead", lambda *_: PLAN)
-    monkeypatch.setattr("verify_attn.run_written._report", lambda *_: ("report: -", []))
+    monkeypatch.setattr("verify_attn.run_written._report", report)
     monkeypatch.setattr(run_command, "gpus", list)
     monkeypatch.setattr(Embedded, "missing", staticmethod(lambda: None))
     Scripted.codes, Scripted.stop_in, Scripted.taken = {}, None, []
@@ -106,6 +110,7 @@ def test_all_steps_in_order(steps: type[Scripted], capsys: pytest.CaptureFixture
     )
     assert printed.out.startswith("PASS: ")
     assert len(printed.out.splitlines()) <= 20
+    assert "report: with a.json behind" in printed.out
 
 
 def test_with_a_gpu_kernels_are_timed(

@@ -38,9 +38,19 @@ def _whole(folder: Folder, step: str) -> Iterator[str]:
         yield "no floor was given: decode rates were held to no limit"
 
 
-def _machine(folder: Folder) -> Iterator[str]:
+def _environment(folder: Folder) -> Record | None:
     records = [folder.run, *(step.record for step in folder.steps.values())]
-    known = next((r["environment"] for r in records if r and "environment" in r), None)
+    return next((r["environment"] for r in records if r and "environment" in r), None)
+
+
+def no_gpu(folder: Folder) -> bool:
+    """Do its records say that their machine has none?"""
+    known = _environment(folder)
+    return known is not None and not known.get("gpus")
+
+
+def _machine(folder: Folder) -> Iterator[str]:
+    known = _environment(folder)
     if known is None or known.get("gpus"):
         return
     if folder.steps["check"].record is None:

@@ -25,9 +25,14 @@ from verify_attn.report.html.rates import decode
 from verify_attn.report.html.surroundings import causes, environment, steps
 from verify_attn.report.html.values import LONG, Record, cases, mapping, objects, plain
 from verify_attn.report.html.windows import within
+from verify_attn.report.untested import no_gpu
 from verify_attn.report.verdict import Reason, Verdict
 
 FIRST, REASONS = 4, 60  # reasons on the first screen, and behind it
+NO_TIMES = (
+    "nothing was timed, because this machine has no GPU; on one that has, verify-attn bench --json "
+    "bench.json times the kernels, and verify-attn report with this folder and that file shows them"
+)
 # Where a reason's step is told.
 WHERE = {"check": "correctness", "bench": "kernels", "sweep": "decode", "doctor": "environment"}
 WORDS = {
@@ -69,8 +74,7 @@ def page(
 def sections(folder: Folder, against: Record | None, others: Sequence[Record]) -> list[Section]:
     """Everything below the first screen."""
     records = {name: step.record for name, step in folder.steps.items()}
-    why = {name: f"{name}: {step.problem}" if step.problem else ""
-           for name, step in folder.steps.items()}  # fmt: skip
+    why = {name: _why_none(folder, name) for name in folder.steps}
     sweep, bench, check = (records.get(name) for name in ("sweep", "bench", "check"))
     no_sweep, no_bench, no_check = (why.get(name, "") for name in ("sweep", "bench", "check"))
     # A benchmark's own record of kernel times will do where there is none of bench.
@@ -90,6 +94,17 @@ def sections(folder: Folder, against: Record | None, others: Sequence[Record]) -
         steps(folder),
         environment(folder),
     ]
+
+
+def _why_none(folder: Folder, name: str) -> str:
+    """Why a step has no record; a part that could not run is no file that went missing."""
+    step, case = folder.steps[name], folder.case(name)
+    if step.record is not None or not step.problem:
+        return ""
+    if name == "bench" and not folder.alone and no_gpu(folder):
+        return NO_TIMES
+    skipped = case is not None and case["status"] == "skipped" and case["reason"]
+    return f"{name}: {plain(case['reason'], LONG) if case and skipped else step.problem}"
 
 
 def _kernel_times(record: Record) -> bool:
