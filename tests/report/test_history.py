@@ -76,6 +76,31 @@ def kept(tmp_path, *parts):
     return tmp_path
 
 
+def test_a_figure_outside_its_own_interval_is_left_out_and_why_is_said(tmp_path):
+    records = [bench(i, 0.1) for i in range(12)]
+    metrics = records[4]["cases"][0]["metrics"]
+    metrics["run_ms"] = 5 * metrics["run_high_ms"]
+    keep(tmp_path, *records)
+    done = history(tmp_path, "--metric", "run_ms", "--json", tmp_path / "out/h.json")
+    assert done.exit_code == 0
+    said = "run_ms is left out: 0.5"
+    assert said in done.output
+    assert "lies outside its own interval" in done.output
+    found = read_record(tmp_path / "out/h.json")
+    assert len(found["cases"][0]["points"]) == 11
+    assert any(said in note for note in found["notes"])
+
+
+def test_a_history_of_nothing_but_such_figures_is_refused_with_the_reason(tmp_path):
+    record = bench(0, 0.1)
+    metrics = record["cases"][0]["metrics"]
+    metrics["run_low_ms"], metrics["run_high_ms"] = metrics["run_high_ms"], metrics["run_low_ms"]
+    keep(tmp_path, record)
+    done = history(tmp_path, "--metric", "run_ms")
+    assert done.exit_code == 2
+    assert "lies outside its own interval" in done.output
+
+
 # -- verdicts ------------------------------------------------------------------------------------
 
 

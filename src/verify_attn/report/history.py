@@ -20,6 +20,7 @@ _BETTER_HIGH = ("*tok_s", "*_per_s", "*_share", "speedup*", "bandwidth*", "*comm
                 "*accepted_drafts_per_step")  # fmt: skip
 _BETTER_LOW = ("*_ms", "*_s", "*_over_bound", "*run_ratio", "graph_ratio", "cupti_ratio")
 _WHOLE = ("run", "graph", "cupti")  # the first that was taken, a case's share of the limit is of
+_SLACK = 1e-3  # a figure may touch the end of its interval; so far beyond is no rounding
 _MOST = 1e12  # no figure of a run is larger, in any of its units
 
 Verdict = Literal["worse", "better", "changed"]
@@ -124,7 +125,9 @@ def make_series(
                 continue
             for metric in metrics or DEFAULT_METRICS[record.kind]:
                 point = _point(record, len(group) - 1, case, metric)
-                if point is not None:
+                if point is not None and (odd := _outside(point)):
+                    records.note(f"{record.name}: {name}, {metric} is left out: {odd}")
+                elif point is not None:
                     key = record.kind, name, metric, record.machine
                     found.setdefault(key, Series(*key)).points.append(point)
     if not found:
@@ -132,6 +135,7 @@ def make_series(
             f"no figure in {len(records.kept)} records: no case that was measured has "
             + " or ".join(metrics or sorted({m for r in records.kept
                                              for m in DEFAULT_METRICS[r.kind]}))
+            + "".join(f"; {note}" for note in records.notes)
         )  # fmt: skip
     series = list(found.values())
     for one in series:
@@ -182,6 +186,17 @@ def _point(record: Kept, place: int, case: Mapping[str, Any], metric: str) -> Po
     if value is None:
         return None
     return Point(record, place, value, *_interval(metrics, metric, value), _method(case, metric))
+
+
+def _outside(point: Point) -> str:
+    """What is wrong with a figure that does not lie within its own interval, or nothing."""
+    value, low, high = point.value, point.low, point.high
+    if low is None or high is None or low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+        return ""
+    return (
+        f"{value:.6g} lies outside its own interval, {low:.6g} to {high:.6g}, which no command "
+        "writes; measure it again, or take the record out"
+    )
 
 
 def _metrics(case: Mapping[str, Any]) -> Mapping[str, Any]:

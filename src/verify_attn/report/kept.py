@@ -56,6 +56,11 @@ class Records:
         """Leave a file out; only the reason's general part, up to a colon, tells reasons apart."""
         self.skipped.setdefault(why, []).append(name)
 
+    def note(self, text: str) -> None:
+        """Say this of the records, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
 
 def read_folder(folder: Path) -> Records:
     """Every ``*.json`` below the folder, at any depth.  Raises `HistoryError` where there is no
