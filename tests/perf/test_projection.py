@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,6 +139,19 @@ class TestSpread:
 
     def test_its_shared_memory_is_what_sm_120_allows(self) -> None:
         assert self.design.resources.shared == 101_376
+
+    def test_the_design_is_the_kernels(self) -> None:
+        """What the CUDA source and its Python say of tiles and warps."""
+        sm120 = pytest.importorskip("verify_attn.kernels.sm120")
+        text = (Path(sm120.__file__).parent / "csrc/verify_sm120.cu").read_text()
+        said = {n: int(v) for n, v in re.findall(r"\b([A-Z_]+) = (\d+)\b", text)}
+        assert (said["ROWS"], said["TILE"]) == (self.design.rows, self.design.tokens)
+        assert said["LEAST_TILES"] == self.design.least_tiles
+        assert said["SCORE_WARPS"] == self.design.key_reads
+        assert said["VALUE_WARPS"] == self.design.weight_reads
+        assert said["SCORE_WARPS"] + said["VALUE_WARPS"] == self.design.resources.warps
+        assert sm120.HELD_STEPS == self.design.query_steps
+        assert sm120.shared_bytes(512, 64) <= self.design.resources.shared
 
     def test_needs_by_hand(self) -> None:
         """64 rows by 16 tokens: 2 x 64 x 16 x 1,088 operations, 1,024 of them a clock."""
