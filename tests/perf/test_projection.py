@@ -150,7 +150,7 @@ class TestSpread:
         assert said["SCORE_WARPS"] == self.design.key_reads
         assert said["VALUE_WARPS"] == self.design.weight_reads
         assert said["SCORE_WARPS"] + said["VALUE_WARPS"] == self.design.resources.warps
-        assert sm120.HELD_STEPS == self.design.query_steps
+        assert self.design.query_steps == sm120.HELD_STEPS
         assert sm120.shared_bytes(512, 64) <= self.design.resources.shared
 
     def test_needs_by_hand(self) -> None:
