@@ -26,7 +26,7 @@ git show "FETCH_HEAD:$name" > main.json
 code=0
 .venv/bin/verify-attn compare main.json "$new" --junit gate.xml --json gate.json > gate.txt || code=$?
 cat gate.txt
-{ echo '```'; cat gate.txt; echo '```'; } >> "$summary"
+bash ci/fenced.sh < gate.txt >> "$summary"
 if ((code != 0)) && [[ ${ACCEPT:-} == true ]]; then
     say "Accepted by hand, although the comparison ended with $code."
     exit 0

@@ -17,7 +17,7 @@ cp "$1"/*.json "$kept/now/"
 code=0
 .venv/bin/verify-attn history "$kept" --html history.html --json history.json > history.txt || code=$?
 cat history.txt
-{ echo '### Over the nights'; echo '```'; tail -n 60 history.txt; echo '```'; } \
+{ echo '### Over the nights'; tail -n 60 history.txt | bash ci/fenced.sh; } \
     >> "${GITHUB_STEP_SUMMARY:-/dev/null}"
 ((code == 3)) && exit 0
 exit "$code"

@@ -190,6 +190,41 @@ def test_then_main_keeps_its_times_and_the_next_run_is_held_to_them(runner):
     assert "Accepted by hand, although the comparison ended with 1" in said
 
 
+HOSTILE = "case x\n```\n<h1>out</h1>\n````` more `inline`\n![picture](http://elsewhere/x)"
+
+
+def fenced(summary):
+    """What stands between a fence and the first line that ends it, as Markdown has it."""
+    lines = summary.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("```"))
+    end = next(i for i in range(start + 1, len(lines))
+               if re.fullmatch(f"{lines[start]}`*", lines[i]))  # fmt: skip
+    return lines[start + 1 : end], lines[end + 1 :]
+
+
+@pytest.mark.parametrize("text", [HOSTILE, HOSTILE + "\n", "plain", "", "`" * 50, "\n```"])
+def test_no_text_ends_the_block_that_it_is_put_in(text):
+    done = subprocess.run(["bash", "ci/fenced.sh"], cwd=ROOT, input=text, text=True, check=True,
+                          capture_output=True)  # fmt: skip
+    assert fenced(done.stdout) == (text.splitlines(), [])
+
+
+def test_a_case_that_is_named_like_markdown_stays_in_the_summarys_block(runner):
+    ended, said = runner.run("perf", event("push"))
+    assert ended, said
+    ended, said = runner.run("keep-perf", event("push"))
+    assert ended, said
+    does(runner, "verify-attn", 'echo "$VERDICT"; exit 1')
+    runner.environment["VERDICT"] = HOSTILE
+    runner.summary.write_text("")
+    runner.run("perf", event("push"))
+    assert fenced(runner.summary.read_text())[0] == HOSTILE.splitlines()
+    runner.summary.write_text("")
+    does(runner, "verify-attn", RUNS.replace('exit "${HISTORY', 'echo "$VERDICT"; exit "${HISTORY'))
+    runner.run("nightly", event("schedule"))
+    assert fenced(runner.summary.read_text())[0][-5:] == HOSTILE.splitlines()
+
+
 def test_times_that_were_not_taken_are_no_pass(runner):
     does(runner, "pytest", "exit 1")
     ended, said = runner.run("perf", event("push"))
