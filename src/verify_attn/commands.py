@@ -135,8 +135,7 @@ def _print_result(console: Console, session: Session) -> None:
         line = f"skipped {escape(', '.join(ids))}: {printable(reason)}"
         console.print(line, style="dim", soft_wrap=True)
     for case in cases.values():
-        failures = sorted(case.get("failures", []), key=lambda f: len(str(f["case"])))
-        if failures:  # workers may have found one each; the smallest says it best
+        if failures := case.get("failures"):  # workers may have found one each
             _print_failure(console, case, failures[0])
 
 

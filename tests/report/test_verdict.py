@@ -37,8 +37,8 @@ def failed_check(kind: str | None = None, text: str | None = None) -> dict[str, 
         "id": "mine:k/oracle", "parameters": {"kernel": "mine:k", "check": "oracle"},
         "status": "fail", "reason": text,
         "failures": [
-            {"text": "a larger case", "case": {"requests": [[9, "chain:3"], [9, "chain:9"]]}},
             failure | ({"kind": kind} if kind else {}),
+            {"text": "another worker's case", "case": {"requests": [[0, "chain:1"]]}},
         ],
     }  # fmt: skip
     return record

@@ -55,6 +55,7 @@ class _Failure:
     text: str
     reasons: list[str]
     finite: bool
+    cut_short: bool = False
 
 
 @dataclass
@@ -135,6 +136,8 @@ class Fuzz:
                 best.text = again["text"]
             else:
                 best.text += "\n(this case does not fail every time)"
+            if best.cut_short:
+                best.text += "\n(the time to find a smaller case was up: another run may show one)"
         return best
 
     def _choose(self, rng: random.Random) -> list[str]:
@@ -150,6 +153,7 @@ class Fuzz:
         """Try a simpler case with the failed check alone, as long as there is time."""
         assert self.failure
         if time.monotonic() > self.shrink_until:
+            self.failure.cut_short = True
             raise _TimeIsUp  # no failure that Hypothesis would go on shrinking, for 5 minutes more
         self._one(case, self.failure.check)
 

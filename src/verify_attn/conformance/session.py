@@ -188,7 +188,10 @@ class Session:
                 if task.case is None:
                     progress.example(task)
                 known = {"text": event["text"], "case": json.loads(event["case"])}
-                tally.failures.append(known | {k: event[k] for k in ("kind",) if k in event})
+                known |= {k: event[k] for k in ("kind",) if k in event} | {"chunk": task.chunk}
+                # Workers may find one each, in whatever order they get there: the first is that of
+                # the first chunk, which always runs with every check.
+                tally.failures = sorted([*tally.failures, known], key=lambda f: f.get("chunk", 0))
             case "unusable":
                 raise UnusableKernel(event["text"])
             case "done":

@@ -46,7 +46,7 @@ def _environment(folder: Folder) -> Record | None:
 def no_gpu(folder: Folder) -> bool:
     """Do its records say that their machine has none?"""
     known = _environment(folder)
-    return known is not None and not known.get("gpus")
+    return isinstance(known, dict) and known.get("gpus") == []
 
 
 def _machine(folder: Folder) -> Iterator[str]:

@@ -112,7 +112,7 @@ def _skipped(kept: list[Column]) -> list[tuple[str, str]]:
 
 def _failure(column: Column, check: str, i: int) -> dict[str, Any]:
     case = column.cells[check]
-    smallest = smallest_failure(case)
+    smallest = shown_failure(case)
     given = mapping(smallest.get("case"))
     kernel = str(parameter(case, "kernel"))
     line = json.dumps(given, separators=(",", ":")) if given else ""
@@ -126,16 +126,15 @@ def _failure(column: Column, check: str, i: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def smallest_failure(case: Record) -> Record:
-    """Workers may have found one each; the smallest says it best."""
-    found = objects(case.get("failures"))
-    return min(found, key=lambda f: len(str(f.get("case"))), default={})
+def shown_failure(case: Record) -> Record:
+    """Workers may have found one each: the first, as in the terminal."""
+    return next(iter(objects(case.get("failures"))), {})
 
 
 def first_failure(record: Record | None) -> tuple[Record, Record] | None:
-    """(case of the record, its smallest failure) of the first check that failed with a case."""
+    """(case of the record, its first failure) of the first check that failed with a case."""
     for case in cases(record):
-        found = smallest_failure(case)
+        found = shown_failure(case)
         if listed(mapping(found.get("case")).get("requests")):
             return case, found
     return None

@@ -98,13 +98,14 @@ def sections(folder: Folder, against: Record | None, others: Sequence[Record]) -
 
 def _why_none(folder: Folder, name: str) -> str:
     """Why a step has no record; a part that could not run is no file that went missing."""
-    step, case = folder.steps[name], folder.case(name)
+    step = folder.steps[name]
     if step.record is not None or not step.problem:
         return ""
     if name == "bench" and not folder.alone and no_gpu(folder):
         return NO_TIMES
-    skipped = case is not None and case["status"] == "skipped" and case["reason"]
-    return f"{name}: {plain(case['reason'], LONG) if case and skipped else step.problem}"
+    case = next((c for c in cases(folder.run) if c.get("id") == name), {})
+    skipped = case.get("reason") if case.get("status") == "skipped" else None
+    return f"{name}: {plain(skipped, LONG) or step.problem}"
 
 
 def _kernel_times(record: Record) -> bool:
