@@ -41,7 +41,7 @@ class Model:
         return {"--contexts": contexts, "--max-tokens": "600", "--budget": "60", **self.options}
 
 
-TINY = Model("small model", ("tiny",), "512,1k,2k", "512,1k", 120.0, 5.0, 10.0)
+TINY = Model("small model", ("tiny",), "512,1k,2k", "512,1k", 120.0, 5.0, 4.0)
 # What a step takes at a length is the rank's in full.  Prompts are not computed, for at 180k that
 # alone takes minutes, and random weights accept nothing: both are set, which the server says too.
 RANK = Model(
