@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from verify_attn import run_ahead
+from tests.report.test_run_logic import H200
+from verify_attn import run_ahead, run_server
+from verify_attn.cli import main
+from verify_attn.engine.options import Options
+from verify_attn.engine.presets import K26_RANK
+from verify_attn.live.settings import parse_sizes
 from verify_attn.run_ahead import Ahead, look_ahead, shown
 from verify_attn.run_plan import Asked, BadRun
 
@@ -15,6 +21,8 @@ def test_with_a_gpu_every_step_has_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_ahead, "worker_count", lambda _: 16)
+    monkeypatch.setattr("verify_attn.run_server.gpus", lambda: [H200])
+    assert "--geometry" in run_server.first_choice(True).sweep(True)  # sweep reads it below
     plan = look_ahead(Asked(quick=True), tmp_path, True)
     assert plan["check"].words == "torch, triton-unsplit, triton-split, 100 cases each: about 36 s"
     assert plan["bench"].words.startswith("3 cells, triton-unsplit, triton-split: at most about")
@@ -42,3 +50,16 @@ def test_only_what_is_left_is_told() -> None:
     assert shown(plan, ["check", "sweep"])[-1] == "plan: about 4 min in all"
     assert shown(plan, ["sweep"]) == ["plan: sweep: s", "plan: about 3 min in all"]
     assert shown(plan, []) == ["plan: nothing is left to do"]
+
+
+def test_the_rank_is_served_as_serve_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Options] = []
+    monkeypatch.setattr(
+        "verify_attn.serve_command.run_serve", lambda options, *_: asked.append(options) or 0
+    )
+    line = ["serve", *run_server.RANK.arguments, "--kernel", "triton-split", "--port", "0"]
+    assert CliRunner().invoke(main, line).exit_code == 0
+    assert (asked[0].model, asked[0].pin, asked[0].kernel) == ("k2.6-rank", 4, "triton-split")
+    # A prompt and its answer fit into the model's positions, beside a step's tree.
+    longest = max(parse_sizes(run_server.RANK.contexts)) + 600 + asked[0].budget + 1
+    assert longest < K26_RANK.max_positions
