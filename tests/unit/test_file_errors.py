@@ -76,3 +76,11 @@ def test_no_command_shows_an_errno(line: list[str], tmp_path: Path) -> None:
     assert done.exit_code == 2, done.output
     assert done.output.startswith(("error: ", "Usage: ")), done.output
     assert not re.search(r"\[Errno|Traceback", done.output), done.output
+
+
+def test_nor_does_a_server_that_is_not_there() -> None:
+    done = CliRunner().invoke(main, ["sweep", "--url", "http://127.0.0.1:9", "--contexts", "1k"])
+    assert done.exit_code == 4
+    assert "no answer from http://127.0.0.1:9" in done.output
+    assert "Connect call failed" in done.output
+    assert "Errno" not in done.output

@@ -18,6 +18,7 @@ from typing import Any
 import httpcore2
 
 _HEAD_END = re.compile(rb"\n\r?\n")
+_NUMBER = re.compile(r"\[Errno -?\d+\] ")  # of no use to a reader, whom its words tell the same
 
 
 class StampedStream(httpcore2.AsyncNetworkStream):
@@ -104,7 +105,7 @@ class StampedStream(httpcore2.AsyncNetworkStream):
             )  # fmt: skip
         except (OSError, ssl.SSLError, ssl.CertificateError) as error:
             self._transport.abort()
-            raise httpcore2.ConnectError(f"TLS failed: {error}") from None
+            raise httpcore2.ConnectError(f"TLS failed: {_NUMBER.sub('', str(error))}") from None
         if transport is None:
             raise httpcore2.ConnectError("TLS failed: the server closed the connection")
         return StampedStream(self._protocol, transport, heads_apart=self.heads_apart)
@@ -186,8 +187,8 @@ class StampedBackend(httpcore2.AsyncNetworkBackend):
             raise httpcore2.ConnectTimeout(f"no connection within {timeout:g} s") from None
         except socket.gaierror as error:
             raise httpcore2.ConnectError(f"no such host: {error.strerror or error}") from None
-        except OSError as error:
-            raise httpcore2.ConnectError(str(error)) from None
+        except OSError as error:  # asyncio's may have several in one text
+            raise httpcore2.ConnectError(_NUMBER.sub("", str(error))) from None
         return StampedStream(protocol, transport, heads_apart=self._heads_apart)
 
     async def sleep(self, seconds: float) -> None:
