@@ -18,7 +18,7 @@ from verify_attn.conformance.pool import Pool, worker_count
 from verify_attn.conformance.session import Session, UnusableKernel
 from verify_attn.environment import gpus, summary
 from verify_attn.kernels.builtin import BUILTIN
-from verify_attn.record import FAILED, PASSED, RecordError, check_writable, exit_code
+from verify_attn.record import RecordError, check_writable, exit_code
 from verify_attn.terminal import STATUS_STYLE, error, output, printable, show_table
 
 EXAMPLES_GPU, EXAMPLES_CPU = 1000, 24
@@ -168,49 +168,3 @@ def run_doctor() -> None:
     for name, value in findings():
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
     show_table(console, table)
-
-
-def run_compile(archs: Sequence[str]) -> int:
-    """`verify-attn compile`; returns the exit code."""
-    from verify_attn.kernels.compiled import Compiled, CompilerError, compile_kernels
-    from verify_attn.kernels.resources import ArchitectureError
-
-    console, stderr = output(), Console(stderr=True, emoji=False)
-    results: list[Compiled] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:
-        for arch in archs:
-            bar = bars.add_task(arch, total=None)
-
-            def step(done: int, total: int, _: Compiled, bar: Any = bar) -> None:
-                bars.update(bar, completed=done, total=total)
-
-            try:
-                results += compile_kernels(arch, progress=step)
-            except (ArchitectureError, CompilerError) as wrong:
-                return error(str(wrong))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("arch")
-    table.add_column("configuration", no_wrap=True)
-    for head in ("shared bytes", "registers", "spilled bytes", "warps/SM"):
-        table.add_column(head, justify="right")
-    for result in results:
-        table.add_row(result.arch, escape(result.label), *_resource_cells(result))
-    show_table(console, table)
-    for result in results:
-        for problem in result.problems:
-            console.print(f"[bold red]over[/bold red] {escape(result.label)}: {escape(problem)}")
-    console.print(f"compiled by {results[0].compiler}; static figures, nothing was run")
-    return FAILED if any(result.problems for result in results) else PASSED
-
-
-def _resource_cells(result: Any) -> list[str]:
-    resources, fits = result.resources, result.occupancy
-    if resources is None:
-        return ["-"] * 4
-    return [
-        f"{resources.shared_static + resources.shared_dynamic:,}",
-        str(resources.registers),
-        f"{resources.spill_stores + resources.spill_loads:,}",
-        str(fits.warps) if fits else "-",
-    ]

@@ -110,6 +110,7 @@ _PROPERTIES = re.compile(
 )
 _USED = re.compile(r"Used (\d+) registers[^\n]*")
 _STATIC = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
+_KERNEL = re.compile(r"Compiling entry function '([^']+)'")
 
 
 def parse_ptxas(log: str, warps: int, shared_dynamic: int, tensor_columns: int = 0) -> Resources:
@@ -131,6 +132,12 @@ def parse_ptxas(log: str, warps: int, shared_dynamic: int, tensor_columns: int =
         warps, int(used[0].group(1)), int(static.group(1)) if static else 0, shared_dynamic,
         stack, stores, loads, tensor_columns,
     )  # fmt: skip
+
+
+def by_kernel(log: str) -> dict[str, str]:
+    """What ``ptxas -v`` says about each kernel of a module, every part fit for `parse_ptxas`."""
+    _, *parts = _KERNEL.split(log)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def occupancy(resources: Resources, limits: Limits) -> Occupancy:
