@@ -89,7 +89,7 @@ def test_the_metadata(built):
     text = metadata(built[0])
     assert f"\nVersion: {__version__}\n" in text
     assert "\nRequires-Python: >=3.11\n" in text
-    for extra in ("perf", "report", "serve", "test"):
+    for extra in ("cuda", "perf", "report", "serve", "test"):
         assert f"\nProvides-Extra: {extra}\n" in text
     assert "# verify-attn" in text
 
