@@ -1,0 +1,235 @@
+"""``sm120``: split-KV verify attention in CUDA C++, within what a block has on sm_120.
+
+The kernels are in ``csrc/verify_sm120.cu``; here they are built, planned and launched.  The same
+source runs on sm_80, sm_90 and sm_120, and takes no more shared memory on any of them than sm_120
+has.  The schedule is made on the device from the lengths there, so a captured graph follows them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+
+from verify_attn.geometry import AttentionGeometry
+from verify_attn.kernels.base import Capabilities, UnsupportedError
+from verify_attn.kernels.nvrtc import Built, Unit, build
+from verify_attn.kernels.nvrtc_load import explain_load_failure
+from verify_attn.problem import VerifyBatch
+
+LOG2_E = 1.4426950408889634
+SOURCE = "verify_sm120.cu"
+# What differs by architecture, the instruction that waits at a barrier apart: nothing but names.
+ARCHITECTURES = {(8, 0): "sm_80", (9, 0): "sm_90", (12, 0): "sm_120"}
+SHARED_LIMIT = 101_376  # bytes of one block on sm_120; kept to everywhere
+
+# As in the source.
+ROWS, TILE, WARPS = 64, 16, 12
+VALUE_COLUMNS = 128  # D_c is a multiple: 8 warps of 16 columns
+STAGES = 4
+MERGE_GROUPS = 4
+# pointers, strides, scale, then requests, heads, page_size, blocks, merge_rows
+PARAMS = struct.Struct("<11Q11qf5i")
+MOST_REQUESTS = 65_535  # of a grid's third dimension
+
+
+def shared_bytes(latent: int, rope: int, stages: int = STAGES) -> int:
+    """Dynamic shared memory of one block of ``verify_split``, in bytes."""
+    width = latent + rope
+    ring = stages * TILE * (width * 2 + 16)
+    weights = 2 * ROWS * TILE * 2
+    q = (width // 16 - 1) // 4 * 128 * 16
+    sums = 4 * 2 * 32 * 16
+    fades, barriers, walks = 2 * ROWS * 4, (2 * stages + 4) * 8, 21 * 36 + 12
+    return -(-(ring + weights + q + sums + fades + barriers + walks) // 16) * 16
+
+
+def unit(latent: int, rope: int, stages: int = STAGES) -> Unit:
+    """The compilation for these widths."""
+    shared = shared_bytes(latent, rope, stages)
+    return Unit(
+        label=f"D_c={latent} D_r={rope}",
+        source=source(),
+        name=SOURCE,
+        defines={
+            "LATENT": latent, "ROPE": rope, "STAGES": stages,
+            "SHARED_BYTES": shared, "PARAMS_BYTES": PARAMS.size,
+        },
+        functions={
+            "verify_split": (WARPS, shared),
+            "verify_merge": (MERGE_GROUPS * latent // 4 // 32, 0),
+        },
+    )  # fmt: skip
+
+
+def builds(arch: str) -> list[Unit]:
+    """What is compiled for real models; the source is the same on every architecture."""
+    return [unit(512, 64), unit(256, 64)]
+
+
+@cache
+def source() -> str:
+    """The CUDA source."""
+    return resources.files("verify_attn.kernels").joinpath("csrc", SOURCE).read_text()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Handles of both kernels, and what keeps them alive."""
+
+    split: int
+    merge: int
+    shared: int
+    merge_threads: int
+    owner: Any
+
+
+@cache
+def _load(latent: int, rope: int, device: int) -> _Loaded:
+    from cuda.bindings import driver
+    from cuda.core import Device, ObjectCode
+
+    arch = ARCHITECTURES[torch.cuda.get_device_capability(device)]
+    wanted = unit(latent, rope)
+    built: Built = build(wanted.source, wanted.name, arch, wanted.defines)
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # the context is there from here on
+        Device(device).set_current()
+        try:
+            code = ObjectCode.from_cubin(built.cubin)
+            kernels = [code.get_kernel(name) for name in wanted.functions]
+        except Exception as error:  # cuda.core's errors have no public base
+            raise explain_load_failure(error, built, gpu=arch) from error
+        handles = [int(kernel.handle) for kernel in kernels]
+        warps, shared = wanted.functions["verify_split"]
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (status,) = driver.cuKernelSetAttribute(
+            attribute, shared, driver.CUkernel(handles[0]), driver.CUdevice(device)
+        )
+        _check(status, "cuKernelSetAttribute")
+    return _Loaded(
+        handles[0], handles[1], shared, wanted.functions["verify_merge"][0] * 32, (code, kernels)
+    )
+
+
+def _check(status: Any, call: str) -> None:
+    if int(status) != 0:
+        raise RuntimeError(f"{call} failed: {status!r}")
+
+
+@dataclass(eq=False)
+class Plan:
+    """``part_out`` [slots, 64, D_c] and ``part_sum`` [slots, 64, 2] float32, one slot a segment."""
+
+    loaded: _Loaded
+    blocks: int
+    units: int  # at most, of one request
+    merge_rows: int
+    part_out: torch.Tensor
+    part_sum: torch.Tensor
+    # What both kernels take, by value: packed anew by each launch, read before it returns.
+    params: Any = field(default_factory=lambda: ctypes.create_string_buffer(PARAMS.size))
+    pointers: Any = None
+
+    def __post_init__(self) -> None:
+        self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.params))
+
+
+class Sm120:
+    """See the module's first lines."""
+
+    def __init__(self) -> None:
+        from verify_attn.kernels.nvrtc import nvrtc
+
+        nvrtc()  # raises where nothing can be built, with what to install
+        from cuda.bindings import driver
+
+        self._launch = driver.cuLaunchKernel
+        self.capabilities = Capabilities(
+            architectures=tuple(ARCHITECTURES), dtypes=(torch.bfloat16,),
+            capture=True, deterministic=True,
+        )  # fmt: skip
+
+    def unsupported(self, batch: VerifyBatch) -> str | None:
+        """Widths that its tiles do not divide, rows that 16-byte copies cannot reach."""
+        return self.capabilities.refuses(batch) or _outside(batch.geometry) or _unaligned(batch)
+
+    def plan(self, batch: VerifyBatch) -> Plan:
+        geometry, device = batch.geometry, batch.device
+        if reason := self.unsupported(batch):
+            raise UnsupportedError(reason)
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        loaded = _load(geometry.latent_dim, geometry.rope_dim, index)
+        blocks = torch.cuda.get_device_properties(device).multi_processor_count
+        units = max(1, -(-batch.max_nodes * geometry.heads // ROWS))
+        slots = blocks + units * batch.requests
+        few = units * batch.requests * ROWS // MERGE_GROUPS <= 2 * blocks
+        return Plan(
+            loaded, blocks, units, 1 if few else MERGE_GROUPS,
+            torch.empty(slots, ROWS, geometry.latent_dim, device=device),
+            torch.empty(slots, ROWS, 2, device=device),
+        )  # fmt: skip
+
+    def run(self, batch: VerifyBatch, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
+        q, pool, node_kv = batch.q, batch.kv_pool, batch.node_kv
+        table, mask = batch.page_table, batch.tree_mask
+        q_node, q_head, _ = q.stride()
+        page_stride, row_stride, _ = pool.stride()
+        out_node, out_head, _ = out.stride()
+        lse_node, lse_head = lse.stride()
+        requests = len(batch.prefix_lens)
+        PARAMS.pack_into(
+            plan.params, 0,
+            q.data_ptr(), pool.data_ptr(), 0 if node_kv is None else node_kv.data_ptr(),
+            table.data_ptr(), batch.prefix_lens.data_ptr(), batch.node_offsets.data_ptr(),
+            mask.data_ptr(), out.data_ptr(), lse.data_ptr(),
+            plan.part_out.data_ptr(), plan.part_sum.data_ptr(),
+            q_node, q_head, page_stride, row_stride,
+            0 if node_kv is None else node_kv.stride(0), table.stride(0), mask.stride(0),
+            out_node, out_head, lse_node, lse_head,
+            batch.softmax_scale * LOG2_E,
+            requests, q.shape[1], pool.shape[1], plan.blocks, plan.merge_rows,
+        )  # fmt: skip
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+        loaded, pointers = plan.loaded, ctypes.addressof(plan.pointers)
+        (status,) = self._launch(
+            loaded.split, plan.blocks, 1, 1, WARPS * 32, 1, 1, loaded.shared, stream, pointers, 0
+        )
+        _check(status, "launching verify_split")
+        (status,) = self._launch(
+            loaded.merge, ROWS // plan.merge_rows, plan.units, requests,
+            loaded.merge_threads, 1, 1, 0, stream, pointers, 0,
+        )  # fmt: skip
+        _check(status, "launching verify_merge")
+
+
+def _outside(geometry: AttentionGeometry) -> str | None:
+    latent, rope = geometry.latent_dim, geometry.rope_dim
+    if latent % VALUE_COLUMNS or latent > 512:
+        return f"D_c is {latent}; it must be a multiple of {VALUE_COLUMNS}, at most 512"
+    if rope % 32 or shared_bytes(latent, rope) > SHARED_LIMIT:
+        return f"D_r is {rope}; it must be a multiple of 32 that leaves the tiles in shared memory"
+    return None
+
+
+def _unaligned(batch: VerifyBatch) -> str | None:
+    if batch.requests > MOST_REQUESTS:
+        return f"{batch.requests} requests are more than the {MOST_REQUESTS} of a launch"
+    rows = {"kv_pool": batch.kv_pool, "node_kv": batch.node_kv}
+    for name, tensor in rows.items():
+        if tensor is not None and _misplaced(tensor, 16):
+            return f"rows of {name} do not begin at multiples of 16 bytes, which its copies need"
+    if _misplaced(batch.q, 4):
+        return "rows of q do not begin at multiples of 4 bytes, which its loads need"
+    return None
+
+
+def _misplaced(tensor: torch.Tensor, unit: int) -> bool:
+    size = tensor.element_size()
+    strides = (s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if n > 1)
+    return tensor.data_ptr() % unit != 0 or any(s * size % unit for s in strides)
