@@ -135,6 +135,8 @@ KNOWN_WRONG = {("sglang-verify-mla", "no-prefix")}
 
 
 @pytest.mark.gpu
+# torch.compile imports a part of torch that uses another, deprecated, one.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("case", GPU_CASES)
 @pytest.mark.parametrize("name", PEERS)
 def test_on_the_gpu(name: str, case: str) -> None:

@@ -120,7 +120,7 @@ class FakeCuda:
                                total_memory=140 << 30, L2_cache_size=60 << 20)  # fmt: skip
 
     @contextmanager
-    def profile(self, activities: object) -> Iterator[Any]:
+    def profile(self, activities: object, acc_events: bool) -> Iterator[Any]:
         del self.seen[:]
         seen: list[Any] = []
         yield SimpleNamespace(events=lambda: seen)

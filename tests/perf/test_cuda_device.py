@@ -182,7 +182,7 @@ class TestErrors:
         self, device: CudaDevice, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Blind:
-            def __init__(self, activities: object) -> None:
+            def __init__(self, activities: object, acc_events: bool) -> None:
                 pass
 
             def __enter__(self) -> Blind:
@@ -201,7 +201,7 @@ class TestErrors:
     def test_a_profiler_that_raises(
         self, device: CudaDevice, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(activities: object) -> Any:
+        def refuse(activities: object, acc_events: bool) -> Any:
             raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
         monkeypatch.setattr("verify_attn.perf.cuda_device.profile", refuse)

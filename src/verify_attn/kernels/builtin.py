@@ -4,4 +4,5 @@ BUILTIN = {
     "torch": "verify_attn.kernels.torch_kernel:torch_verify",
     "triton-unsplit": "verify_attn.kernels.triton_unsplit:TritonUnsplit",
     "triton-split": "verify_attn.kernels.triton_split:TritonSplit",
+    "sm120": "verify_attn.kernels.sm120:Sm120",
 }

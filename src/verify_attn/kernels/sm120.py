@@ -18,7 +18,7 @@ import torch
 
 from verify_attn.geometry import AttentionGeometry
 from verify_attn.kernels.base import Capabilities, UnsupportedError
-from verify_attn.kernels.nvrtc import Built, Unit, build
+from verify_attn.kernels.nvrtc import Built, ToolchainError, Unit, build, nvrtc
 from verify_attn.kernels.nvrtc_load import explain_load_failure
 from verify_attn.problem import VerifyBatch
 
@@ -86,6 +86,7 @@ class _Loaded:
     merge: int
     shared: int
     merge_threads: int
+    overlaps: bool  # verify_merge may be launched while verify_split ends
     owner: Any
 
 
@@ -106,15 +107,31 @@ def _load(latent: int, rope: int, device: int) -> _Loaded:
         except Exception as error:  # cuda.core's errors have no public base
             raise explain_load_failure(error, built, gpu=arch) from error
         handles = [int(kernel.handle) for kernel in kernels]
-        warps, shared = wanted.functions["verify_split"]
+        shared = wanted.functions["verify_split"][1]
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         (status,) = driver.cuKernelSetAttribute(
             attribute, shared, driver.CUkernel(handles[0]), driver.CUdevice(device)
         )
         _check(status, "cuKernelSetAttribute")
-    return _Loaded(
-        handles[0], handles[1], shared, wanted.functions["verify_merge"][0] * 32, (code, kernels)
-    )
+    merge_threads = wanted.functions["verify_merge"][0] * 32
+    overlaps = torch.cuda.get_device_capability(device) >= (9, 0)
+    return _Loaded(handles[0], handles[1], shared, merge_threads, overlaps, (code, kernels))
+
+
+def _launch_of_merge(loaded: _Loaded, grid: tuple[int, int, int]) -> Any:
+    from cuda.bindings import driver
+
+    launch = driver.CUlaunchConfig()
+    launch.gridDimX, launch.gridDimY, launch.gridDimZ = grid
+    launch.blockDimX, launch.blockDimY, launch.blockDimZ = loaded.merge_threads, 1, 1
+    launch.sharedMemBytes = 0
+    if loaded.overlaps:
+        attribute = driver.CUlaunchAttribute()
+        names = driver.CUlaunchAttributeID
+        attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        launch.attrs, launch.numAttrs = [attribute], 1
+    return launch
 
 
 def _check(status: Any, call: str) -> None:
@@ -128,10 +145,10 @@ class Plan:
 
     loaded: _Loaded
     blocks: int
-    units: int  # at most, of one request
     merge_rows: int
     part_out: torch.Tensor
     part_sum: torch.Tensor
+    merge: Any  # how verify_merge is launched, but for its stream
     # What both kernels take, by value: packed anew by each launch, read before it returns.
     params: Any = field(default_factory=lambda: ctypes.create_string_buffer(PARAMS.size))
     pointers: Any = None
@@ -144,20 +161,24 @@ class Sm120:
     """See the module's first lines."""
 
     def __init__(self) -> None:
-        from verify_attn.kernels.nvrtc import nvrtc
+        self.missing: str | None = None
+        try:
+            nvrtc()
+        except ToolchainError as error:
+            self.missing = str(error)
+        else:
+            from cuda.bindings import driver
 
-        nvrtc()  # raises where nothing can be built, with what to install
-        from cuda.bindings import driver
-
-        self._launch = driver.cuLaunchKernel
+            self._launch, self._launch_as = driver.cuLaunchKernel, driver.cuLaunchKernelEx
         self.capabilities = Capabilities(
             architectures=tuple(ARCHITECTURES), dtypes=(torch.bfloat16,),
             capture=True, deterministic=True,
         )  # fmt: skip
 
     def unsupported(self, batch: VerifyBatch) -> str | None:
-        """Widths that its tiles do not divide, rows that 16-byte copies cannot reach."""
-        return self.capabilities.refuses(batch) or _outside(batch.geometry) or _unaligned(batch)
+        """No compiler, widths that its tiles do not divide, rows that its copies cannot reach."""
+        refused = self.capabilities.refuses(batch) or self.missing
+        return refused or _outside(batch.geometry) or _unaligned(batch)
 
     def plan(self, batch: VerifyBatch) -> Plan:
         geometry, device = batch.geometry, batch.device
@@ -169,10 +190,12 @@ class Sm120:
         units = max(1, -(-batch.max_nodes * geometry.heads // ROWS))
         slots = blocks + units * batch.requests
         few = units * batch.requests * ROWS // MERGE_GROUPS <= 2 * blocks
+        merge_rows = 1 if few else MERGE_GROUPS
         return Plan(
-            loaded, blocks, units, 1 if few else MERGE_GROUPS,
+            loaded, blocks, merge_rows,
             torch.empty(slots, ROWS, geometry.latent_dim, device=device),
             torch.empty(slots, ROWS, 2, device=device),
+            _launch_of_merge(loaded, (ROWS // merge_rows, units, max(1, batch.requests))),
         )  # fmt: skip
 
     def run(self, batch: VerifyBatch, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
@@ -201,10 +224,8 @@ class Sm120:
             loaded.split, plan.blocks, 1, 1, WARPS * 32, 1, 1, loaded.shared, stream, pointers, 0
         )
         _check(status, "launching verify_split")
-        (status,) = self._launch(
-            loaded.merge, ROWS // plan.merge_rows, plan.units, requests,
-            loaded.merge_threads, 1, 1, 0, stream, pointers, 0,
-        )  # fmt: skip
+        plan.merge.hStream = stream
+        (status,) = self._launch_as(plan.merge, loaded.merge, pointers, 0)
         _check(status, "launching verify_merge")
 
 

@@ -238,7 +238,8 @@ class CudaDevice:
     def _activities(self, launch: Launch, writes: int) -> list[Any]:
         """Kernels, copies and fills of a flush and a launch, as CUPTI tells them, by start."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 tells of each start and stop
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        # Events are kept, or torch warns that they would go at the end of a cycle; there is one.
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             self._write(writes)
             launch()
             cuda.synchronize()

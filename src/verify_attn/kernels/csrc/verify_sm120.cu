@@ -19,14 +19,17 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// What differs by architecture: how to wait at a barrier (the first sleeps in hardware), and how
-// many steps ahead keys are loaded into registers without spilling others.
+// What differs by architecture: how to wait at a barrier (the first sleeps in hardware), how rows
+// are copied (`copy_rows`), how far keys are loaded ahead (LOOK), and that a kernel can be launched
+// while the one before it ends.
 #if __CUDA_ARCH__ >= 900
 #define MBARRIER_WAIT "mbarrier.try_wait.parity.shared.b64"
-constexpr int LOOK = 3;
+#define LAUNCH_NEXT() asm volatile("griddepcontrol.launch_dependents;")
+#define WAIT_FOR_LAST() asm volatile("griddepcontrol.wait;" ::: "memory")
 #else
 #define MBARRIER_WAIT "mbarrier.test_wait.parity.shared.b64"
-constexpr int LOOK = 2;
+#define LAUNCH_NEXT()
+#define WAIT_FOR_LAST()
 #endif
 
 constexpr int ROWS = 64, TILE = 16;
@@ -38,11 +41,11 @@ constexpr int STEPS = WIDTH / 32;        // of a score warp's products, 16 dims 
 constexpr int PIECES = STEPS * 2;        // of q, 16 x 16, a score warp
 constexpr int HELD = (PIECES - 1) / 4;   // every fourth is held in shared memory
 constexpr int IN_REGISTERS = PIECES - HELD;
+constexpr int LOOK = __CUDA_ARCH__ >= 900 ? 5 : 2;                 // steps whose keys are loaded into registers ahead
 constexpr int COLUMNS = LATENT / VALUE_WARPS;  // of the output, a warp
 constexpr int AHEAD = STAGES - 1;        // tiles asked for before their values are needed
-constexpr int VALUE_THREADS = VALUE_WARPS * 32;
-constexpr int COPIERS = VALUE_THREADS / TILE;  // threads that copy a row
-constexpr int LEAST_TILES = 2;           // that a block is started for
+constexpr int LEAST_TILES = 3;           // that a block is started for
+constexpr int SLACK = 4;
 // 16 bytes more than a row has, so that eight rows' same columns lie in different banks.
 constexpr int PITCH = WIDTH * 2 + 16;
 constexpr int WEIGHT_PITCH = TILE * 2;
@@ -104,17 +107,30 @@ __device__ __forceinline__ void sums_before(const Params& p, int end, u32& tiles
     units = int(warp_sum(u));
 }
 
-// How the tiles are dealt out: `each` a block, and one more to the first `more` blocks.
+// How the tiles are dealt out: `each` a block, and one more to the first `more` blocks.  The units
+// of one request get `parts` blocks each instead, where that costs no block more than SLACK tiles:
+// then none has the end of a unit and the beginning of another.
 struct Deal {
-    u32 blocks, each, more;
-    __device__ Deal(const Params& p, u32 total) {
+    u32 blocks, each, more, parts, tiles;
+    __device__ Deal(const Params& p, u32 total, u32 units) {
         u32 most = total / LEAST_TILES;
         blocks = most < 1 ? 1 : most < u32(p.blocks) ? most : p.blocks;
+        parts = 0;
+        if (p.requests == 1 && units <= blocks && units > 0) {
+            tiles = total / units;
+            u32 fit = blocks / units;
+            if ((blocks - fit * units) * tiles <= SLACK * fit * blocks) parts = fit, blocks = fit * units;
+        }
         each = total / blocks;
         more = total - each * blocks;
     }
-    __device__ u32 first(u32 block) const { return block * each + (block < more ? block : more); }
+    __device__ u32 first(u32 block) const {
+        if (parts > 0) return block / parts * tiles + block % parts * tiles / parts;
+        return block * each + (block < more ? block : more);
+    }
+    // The last block whose first tile is not behind this one.
     __device__ int block_of(u32 tile) const {
+        if (parts > 0) return int(tile / tiles * parts + ((tile % tiles + 1) * parts - 1) / tiles);
         u32 bound = more * (each + 1);
         return int(tile < bound ? tile / (each + 1) : more + (tile - bound) / each);
     }
@@ -150,7 +166,7 @@ __device__ __forceinline__ bool start_walk(const Params& p, Walk& w) {
     u32 total;
     int units;
     sums_before(p, p.requests, total, units);
-    Deal deal(p, total);
+    Deal deal(p, total, units);
     if (total == 0 || blockIdx.x >= deal.blocks) return false;
     u32 low = deal.first(blockIdx.x);
     w.left = int(deal.first(blockIdx.x + 1) - low);
@@ -266,14 +282,22 @@ __device__ __forceinline__ void next_of(const Params& p, Walk& own) {
 
 // ---- the four warps of the scores ---------------------------------------------------------------
 
-// May the row's node see the key at this position?
-__device__ __forceinline__ bool sees(const Params& p, const Request& now, int row, int position) {
-    int node = position - now.prefix;
-    if (node < 0) return true;
-    if (node >= now.nodes) return false;
-    int own = row / p.heads;
-    own = own < now.nodes ? own : now.nodes - 1;
-    return p.mask[(now.first + own) * p.mask_stride + node / 64] >> (node % 64) & 1;
+// The mask's bits for a tile: of row lane % 16 of this warp the word with the tile's first node, and
+// in lanes 16 to 31 the one behind it.
+__device__ __forceinline__ u32 mask_bits(const Params& p, const Walk& w, int tile) {
+    int row = w.part * ROWS + threadIdx.x / 32 * 16 + threadIdx.x % 16, own = row / p.heads;
+    int node = tile * TILE - w.now.prefix;
+    int word = (node < 0 ? 0 : node) / 32 + threadIdx.x % 32 / 16;
+    if (word * 32 >= w.now.nodes) return 0;
+    own = own < w.now.nodes ? own : w.now.nodes - 1;
+    return reinterpret_cast<const u32*>(p.mask + (w.now.first + own) * p.mask_stride)[word];
+}
+
+// Bit i: may this row see the tile's key i?  `node`: that of key 0, negative in the prefix.
+__device__ __forceinline__ u32 seen(u32 bits, int row, int node, int nodes) {
+    u32 low = __shfl_sync(~0u, bits, row), high = __shfl_sync(~0u, bits, row + 16);
+    u32 sees = node < 0 ? low << -node | ((1u << -node) - 1) : __funnelshift_r(low, high, node);
+    return nodes - node < TILE ? sees & ((1u << (nodes - node)) - 1) : sees;
 }
 
 constexpr __device__ bool is_held(int piece) { return piece % 4 == 3 && piece / 4 < HELD; }
@@ -333,18 +357,17 @@ __device__ __forceinline__ void score_warp(const Params& p, Shared& s) {
         float base[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f};
         int end = w.end, masked = w.now.prefix / TILE;  // the first tile with a key behind the prefix
         for (int tile = w.tile; tile < end; tile++, number++) {
+            float scores[2][2][4] = {};  // [own rows, the other's][eight keys]
             int stage = number % STAGES;
             wait(shared_address(&s.loaded[stage]), number / STAGES & 1);
-
-            float scores[2][2][4] = {};  // [own rows, the other's][eight keys]
-            u32 keys = shared_address(s.stages[stage]) + key_offset;
-            u32 k[LOOK][4], a[4];
+            u32 keys = shared_address(s.stages[stage]) + key_offset, k[LOOK][4], a[4];
             load_held(a, held);
 #pragma unroll
             for (int step = 0; step < LOOK; step++) load4(k[step], keys + step * 32);
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 u32(&now)[4] = k[step % LOOK];
+                if (step > 0 && step - 1 + LOOK < STEPS) load4(k[(step - 1) % LOOK], keys + (step - 1 + LOOK) * 32);
 #pragma unroll
                 for (int other = 0; other < 2; other++) {
                     int piece = step * 2 + other;
@@ -353,7 +376,8 @@ __device__ __forceinline__ void score_warp(const Params& p, Shared& s) {
                     multiply(scores[other][1], rows, now[2], now[3]);
                     if (is_held(piece) && is_held(piece + 4)) load_held(a, held + (piece / 4 + 1) * 512);
                 }
-                if (step + LOOK < STEPS) load4(now, keys + (step + LOOK) * 32);
+                // Or the assembler brings products that wait for each other together.
+                if (step % 2 == 1) __syncwarp();
             }
 
             pair_sync(mine);
@@ -372,14 +396,16 @@ __device__ __forceinline__ void score_warp(const Params& p, Shared& s) {
             }
             pair_arrive(others);
             if (tile >= masked) {
+                int node = tile * TILE - w.now.prefix;
+                u32 bits = mask_bits(p, w, tile);
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    int row = w.part * ROWS + warp * 16 + i / 4 * 8 + lane / 4;
-                    int position = tile * TILE + i / 2 % 2 * 8 + lane % 4 * 2 + i % 2;
-                    if (!sees(p, w.now, row, position)) weight[i / 4][i % 4] = NONE;
+                for (int half = 0; half < 2; half++) {
+                    u32 sees = seen(bits, half * 8 + lane / 4, node, w.now.nodes) >> (lane % 4 * 2);
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if ((sees >> (i / 2 * 8 + i % 2) & 1) == 0) weight[half][i] = NONE;
                 }
             }
-
             float fade[2];
             bool fades = false;
 #pragma unroll
@@ -388,14 +414,12 @@ __device__ __forceinline__ void score_warp(const Params& p, Shared& s) {
                 float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
                 most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
                 most = fmaxf(most, __shfl_xor_sync(~0u, most, 2)) * p.scale;
-                fade[half] = 1.0f;
                 // The base follows the largest score only when it must: every change costs a
                 // product for each element of the output.
-                if (most > base[half] + LAZY || (base[half] == NONE && most > NONE)) {
-                    fade[half] = exp2_fast(base[half] - most);  // 0 from no base at all
-                    fades |= base[half] != NONE;
-                    base[half] = most;
-                }
+                bool up = most > base[half] + LAZY;
+                fades |= up && base[half] != NONE;
+                fade[half] = up ? exp2_fast(base[half] - most) : 1.0f;  // 0 from no base at all
+                base[half] = up ? most : base[half];
                 float from = base[half] == NONE ? 0.0f : base[half];
 #pragma unroll
                 for (int i = 0; i < 4; i++) x[i] = exp2_fast(fmaf(x[i], p.scale, -from));
@@ -417,14 +441,13 @@ __device__ __forceinline__ void score_warp(const Params& p, Shared& s) {
             __syncwarp();
             if (lane == 0) arrive(shared_address(&s.weighed[slot]));
         }
+        float2* sums = p.part_sum + i64(blockIdx.x + w.unit) * ROWS + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float all = sum[half];
             all += __shfl_xor_sync(~0u, all, 1);
             all += __shfl_xor_sync(~0u, all, 2);
-            i64 slot = blockIdx.x + w.unit;
-            if (lane % 4 == 0)
-                p.part_sum[slot * ROWS + warp * 16 + half * 8 + lane / 4] = make_float2(base[half], all);
+            if (threadIdx.x % 4 == 0) sums[half * 8] = make_float2(base[half], all);
         }
         if (w.left == 0) return;
     }
@@ -432,38 +455,65 @@ __device__ __forceinline__ void score_warp(const Params& p, Shared& s) {
 
 // ---- the eight warps of the values --------------------------------------------------------------
 
-// The row of the tile that this thread helps to copy: where it lies, and in which page or node.
+// Where a row of a tile lies, and in which page or node.
 struct Asked {
     int page, row;  // row: within the page; OWN: page is a node outside the pool; NOTHING: zeros
 };
 constexpr int OWN = -1, NOTHING = -2;
 
-__device__ __forceinline__ int copied_row() { return (threadIdx.x - SCORE_THREADS) / COPIERS; }
+#if __CUDA_ARCH__ >= 900
+constexpr int ARRIVALS = 1;  // at `loaded`
 
-// Copies this thread's part of its row.
-__device__ __forceinline__ void copy(const Params& p, Asked asked, u32 stage, u32 loaded) {
-    const u16* from = p.pool;
-    if (asked.row >= 0) from += asked.page * p.page_stride + asked.row * p.row_stride;
-    if (asked.row == OWN) from = p.node_kv + asked.page * p.node_stride;
-    int lane = threadIdx.x % COPIERS, bytes = asked.row == NOTHING ? 0 : 16;
-    u32 to = stage + copied_row() * PITCH + lane * 16;
+// Copies the row of lane % 16 of a tile, or zeros, and lets `loaded` know when it is there.
+__device__ __forceinline__ void copy_rows(const u16* from, bool zeros, u32 stage, u32 loaded) {
+    int lane = threadIdx.x % 32;
+    u32 present = __ballot_sync(~0u, !zeros) & 65535;
+    if (present != 65535) {
+        for (int row = 0; row < TILE; row++)
+            for (int c = lane; (present >> row & 1) == 0 && c < CHUNKS; c += 32)
+                asm volatile("st.shared.v4.b32 [%0], {%1,%1,%1,%1};" ::"r"(stage + row * PITCH + c * 16), "r"(0) : "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // later copies come through another proxy
+        __syncwarp();
+    }
+    if (lane == 0)
+        asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(loaded),
+                     "r"(__popc(present) * WIDTH * 2) : "memory");
+    __syncwarp();
+    if (lane < TILE && !zeros)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         stage + lane * PITCH), "l"(from), "r"(WIDTH * 2), "r"(loaded) : "memory");
+}
+#else
+constexpr int ARRIVALS = 32;
+
+// The same with 16 bytes a copy: two lanes share a row.
+__device__ __forceinline__ void copy_rows(const u16* from, bool zeros, u32 stage, u32 loaded) {
+    int lane = threadIdx.x % 32, second = lane / TILE;
+    u32 to = stage + lane % TILE * PITCH + second * 16;
 #pragma unroll
-    for (int c = 0; c < (CHUNKS + COPIERS - 1) / COPIERS; c++)
-        if ((c + 1) * COPIERS <= CHUNKS || c * COPIERS + lane < CHUNKS)
-            copy16(to + c * COPIERS * 16, from + (c * COPIERS + lane) * 8, bytes);
+    for (int c = 0; c < CHUNKS; c += 2) copy16(to + c * 16, from + (c + second) * 8, zeros ? 0 : 16);
     arrive_when_copied(loaded);
 }
+#endif
 
-// A walk through the tiles to ask for.  Where it is stays in registers, the segment in shared memory.
+// The value warps ask for tiles in turn.  Where this one's next tile is; its segment is in shared
+// memory.  Each lane knows of row lane % 16.
 struct Asking {
     int tile, end, number;  // number: of all this block's tiles
-    Asked asked;            // of that tile
+    Asked asked;
 
-    __device__ void look_up(const Params& p, const Walk& w) {
-        int position = tile * TILE + copied_row(), node = position - w.now.prefix;
-        if (tile >= end || node >= w.now.nodes) {
-            asked = {0, NOTHING};
-        } else if (node >= 0 && p.node_kv != nullptr) {
+    // To the tile that many further on, if there is one, and look up where its rows are.
+    __device__ __forceinline__ void step(const Params& p, Walk& w, int tiles) {
+        number += tiles, tile += tiles;
+        while (tile >= end && w.left > 0) {
+            int over = tile - end;
+            next_of(p, w);
+            tile = w.tile + over, end = w.end;
+        }
+        int position = tile * TILE + threadIdx.x % TILE, node = position - w.now.prefix;
+        asked = {0, NOTHING};
+        if (tile >= end || node >= w.now.nodes) return;
+        if (node >= 0 && p.node_kv != nullptr) {
             asked = {w.now.first + node, OWN};
         } else {
             int column = u32(position) / u32(p.page_size);
@@ -471,22 +521,15 @@ struct Asking {
         }
     }
 
-    // Step on, and look up where the rows of the next tile are.
-    __device__ void step(const Params& p, Walk& w) {
-        number++;
-        if (++tile >= end && w.left > 0) {
-            next_of(p, w);
-            tile = w.tile, end = w.end;
-        }
-        look_up(p, w);
-    }
-
-    // Copy the tile, once its place in the ring is free; nothing behind this block's last one.
-    __device__ void ask(const Params& p, Shared& s) {
+    // Copy the tile, once its place in the ring is free.
+    __device__ __forceinline__ void ask(const Params& p, Shared& s) {
         if (tile >= end) return;
         int stage = number % STAGES, round = number / STAGES;
         if (round > 0) wait(shared_address(&s.used[stage]), (round - 1) & 1);
-        copy(p, asked, shared_address(s.stages[stage]), shared_address(&s.loaded[stage]));
+        const u16* from = p.pool;
+        if (asked.row >= 0) from += asked.page * p.page_stride + asked.row * p.row_stride;
+        if (asked.row == OWN) from = p.node_kv + asked.page * p.node_stride;
+        copy_rows(from, asked.row == NOTHING, shared_address(s.stages[stage]), shared_address(&s.loaded[stage]));
     }
 };
 
@@ -497,8 +540,11 @@ __device__ __forceinline__ void value_warp(const Params& p, Shared& s) {
     u32 value_offset = lane % 16 * PITCH + (warp * COLUMNS + lane / 16 * 8) * 2;
     Walk& segment = begin_walk(s, s.asking[warp]);
     Asking asking = {segment.tile, segment.end, 0};
-    asking.look_up(p, segment);
-    for (int i = 0; i < AHEAD; i++) asking.ask(p, s), asking.step(p, segment);
+    asking.step(p, segment, warp);
+    if (warp < AHEAD) {
+        asking.ask(p, s);
+        asking.step(p, segment, VALUE_WARPS);
+    }
 
     float acc[BLOCKS][EIGHTS][4];
     int number = 0;
@@ -538,8 +584,10 @@ __device__ __forceinline__ void value_warp(const Params& p, Shared& s) {
 #pragma unroll
                 for (int e = 0; e < EIGHTS; e++) multiply(acc[b][e], a, v[e / 2][e % 2 * 2], v[e / 2][e % 2 * 2 + 1]);
             }
-            asking.ask(p, s);
-            asking.step(p, segment);
+            if ((number + AHEAD) % VALUE_WARPS == warp) {
+                asking.ask(p, s);
+                asking.step(p, segment, VALUE_WARPS);
+            }
         }
         i64 slot = blockIdx.x + w.unit;
         float* to = p.part_out + slot * ROWS * LATENT + lane / 4 * LATENT + warp * COLUMNS + lane % 4 * 2;
@@ -561,6 +609,7 @@ __device__ __forceinline__ void value_warp(const Params& p, Shared& s) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) verify_split(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) unsigned char memory[];
+    LAUNCH_NEXT();
     Shared& s = *reinterpret_cast<Shared*>(memory);
     if (threadIdx.x < 32) {
         Walk w;
@@ -568,7 +617,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) verify_split(const __gr
         if (threadIdx.x == 0) {
             s.any = any, s.start = w;
             for (int i = 0; i < STAGES; i++) {
-                barrier_init(shared_address(&s.loaded[i]), VALUE_THREADS);
+                barrier_init(shared_address(&s.loaded[i]), ARRIVALS);
                 barrier_init(shared_address(&s.used[i]), VALUE_WARPS);
             }
             for (int i = 0; i < 2; i++) {
@@ -603,11 +652,12 @@ extern "C" __global__ void __launch_bounds__(GROUPS * GROUP) verify_merge(const 
     int units, unit;
     sums_before(p, p.requests, total, units);
     sums_before(p, r, before, unit);
-    Deal deal(p, total);
+    Deal deal(p, total, units);
     before += blockIdx.y * now.tiles();
     unit += blockIdx.y;
     int first = deal.block_of(before), last = deal.block_of(before + now.tiles() - 1);
 
+    WAIT_FOR_LAST();  // all above reads what was there before verify_split
     const float2* parts = p.part_sum + i64(unit) * ROWS + row;
     const float* values = p.part_out + (i64(unit) * ROWS + row) * LATENT + column;
     float base = NONE, sum = 0.0f;
