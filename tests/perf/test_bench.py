@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,9 +213,69 @@ class TestCheats:
 
         cases = measured(Kernel("a", before=tired), Kernel("b"), device=device)
         assert cases["a"]["status"] == "error"
+        assert re.match(
+            r"the kernel raised while it was timed \((run|prepare_run|graph)\)\n",
+            cases["a"]["reason"],
+        )
         assert "no more" in cases["a"]["reason"]
         assert cases["b"]["status"] == "pass"
         assert "speedup" not in cases["b"]["metrics"]
+
+
+class TestWhichTimedPartFailed:
+    """The reason says it: that is where to look."""
+
+    @staticmethod
+    def wrong_from(copy: int, device: ScriptedDevice) -> Kernel:
+        """Right in the first ``copy - 1`` calls of a replay, and wherever else it is called."""
+        calls = 0
+
+        def after(batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> None:
+            nonlocal calls
+            replaying = bool(device.order) and device.order[-1].endswith(" graph")
+            calls = calls + 1 if replaying else 0
+            if replaying and (calls - 1) % copies(device) == copy - 1:
+                out.zero_()
+
+        return Kernel("a", after=after)
+
+    def test_a_second_copy_alone(self) -> None:
+        device = ScriptedDevice(steady({"a": 1e-3}))
+        case = measured(self.wrong_from(2, device), device=device, timers=("graph",))["a"]
+        assert (case["status"], case["metrics"]) == ("fail", {})
+        told = f"timed part: graph, copy 2 of {copies(device)} (1 of them wrong): "
+        assert told in case["reason"]
+
+    def test_every_copy(self) -> None:
+        device = ScriptedDevice(steady({"a": 1e-3}))
+
+        def after(batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> None:
+            if device.order:
+                lse.add_(1)
+
+        case = measured(Kernel("a", after=after), device=device, timers=("graph",))["a"]
+        n = copies(device)
+        assert case["reason"].startswith(
+            f"lse differs from the oracle's; timed part: graph, copy 1 of {n} ({n} of them wrong): "
+        )
+
+    @pytest.mark.parametrize("part", ["run", "prepare_run", "cupti"])
+    def test_calls_of_one_problem(self, part: str) -> None:
+        device = ScriptedDevice(steady({"a": 1e-3}))
+
+        def after(batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> None:
+            if device.order and device.order[-1].endswith(f" {part}"):
+                out.zero_()
+
+        timers = ("events", "graph", "cupti")
+        case = measured(Kernel("a", after=after), device=device, timers=timers)["a"]
+        assert case["status"] == "fail"
+        assert f"timed part: {part}: " in case["reason"]
+
+
+def copies(device: ScriptedDevice) -> int:
+    """Of the cell in a graph."""
+    return min(MOST_COPIES, max(2, 1 + -(-2 * device.l2_bytes // work_of(CELL.case()).total_bytes)))
 
 
 def test_fp8_products_are_held_to_twice_the_arithmetic() -> None:

@@ -168,7 +168,7 @@ class Bench:
         except CheckFailed as failure:
             one.failure = self._after(subject.kernel, failure)
         except (Exception, SystemExit) as raised:
-            text = f"the kernel raised while it was timed\n{user_traceback(raised)}"
+            text = f"the kernel raised while it was timed ({part})\n{user_traceback(raised)}"
             one.failure = self._after(subject.kernel, KernelRaised(text))
         return None
 

@@ -176,17 +176,43 @@ class Subject:
                 tensor.fill_(torch.nan)
 
     def judge(self, part: str) -> None:
-        """After it: raises ``CheckFailed`` if the answer is not that of those numbers."""
+        """After it: raises ``CheckFailed`` if the answer is not that of those numbers.
+
+        Of a graph's copies all are looked at, and the failure tells the first wrong one and how
+        many are: one of them, or the whole replay.
+        """
         right = self.signs[part == "graph"].answer(self.trial.reference)
-        for batch, (out, lse) in self._of(part):
-            live = batch.offset_list[-1]
-            self._judge(Output(out[:live], lse[:live]), right, WRONG_TIMED)
-            for name, tensor in (("out", out), ("lse", lse)):
-                if side := guards_written(tensor):
-                    raise CheckFailed(
-                        f"a timed call wrote {side} of {name}, into memory that is not its own, or "
-                        "gave it other storage"
-                    )
+        batches = self._of(part)
+        wrong: list[tuple[int, CheckFailed]] = []
+        for number, (batch, outputs) in enumerate(batches, 1):
+            try:
+                self._judge_call(batch, outputs, right)
+            except CheckFailed as failure:
+                wrong.append((number, failure))
+        if wrong:
+            number, first = wrong[0]
+            where = part
+            if part == "graph":
+                where = f"graph, copy {number} of {len(batches)} ({len(wrong)} of them wrong)"
+            first.summary += f"; timed part: {where}"
+            first.args = (first.summary,)
+            raise first
+
+    def _judge_call(
+        self,
+        batch: VerifyBatch,
+        outputs: tuple[torch.Tensor, torch.Tensor],
+        right: Reference,
+    ) -> None:
+        live = batch.offset_list[-1]
+        out, lse = outputs
+        self._judge(Output(out[:live], lse[:live]), right, WRONG_TIMED)
+        for name, tensor in (("out", out), ("lse", lse)):
+            if side := guards_written(tensor):
+                raise CheckFailed(
+                    f"a timed call wrote {side} of {name}, into memory that is not its own, or "
+                    "gave it other storage"
+                )
 
     def _of(self, part: str) -> list[tuple[VerifyBatch, tuple[torch.Tensor, torch.Tensor]]]:
         return self._copies if part == "graph" else [(self.trial.batch, self.outputs)]
