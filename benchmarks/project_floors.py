@@ -1,6 +1,6 @@
 """Everything that is made of the H200's times by projection, made again from its record.
 
-    python benchmarks/project_floors.py results/h200/bench.json
+    python benchmarks/project_floors.py results/h200/bench_page1.json
 
 writes the table of docs/projection.md, the floors of Kimi K2.6 on eight RTX PRO 6000 under `ci/`,
 and the times that `verify-attn bench` projects from when it meets such a card.  All of it is marked

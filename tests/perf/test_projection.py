@@ -46,17 +46,36 @@ class TestWhatIsProjected:
         assert found.needs_ms["shared memory"] < 0.6 * found.needs_ms["tensor cores"]
 
     def test_a_memory_bound_time_grows_as_the_memory_rates_do(self) -> None:
-        """Both reach the same share of their sheet, so the sheets' ratio is all there is; a slow
-        memory here, so that nothing else binds on either."""
-        found = project(LONG[8], gb_per_s=3000.0)
+        """Both reach the same share of their sheet, so the sheets' ratio is all there is where
+        nothing is lost; a slow memory here, so that nothing else binds on either."""
+        found = project(LONG[8], ms=lambda cell: made_up(cell) / 100, gb_per_s=3000.0)
+        there = needed_s(
+            DESIGNS["sm120"], LONG[8], work_of(LONG[8].case()), CHIPS["h200"],
+            Speed(3000, 1.98e9, 2576, 5500),
+        )  # fmt: skip
         assert (found.source_binds, found.binds) == ("memory", "memory")
-        grown = (found.ms - found.fixed_ms) / (found.source_ms - found.fixed_ms)
+        assert found.efficiency == 1
+        grown = (found.ms - found.fixed_ms) / (there["memory"] * 1e3)
         assert grown == pytest.approx(4800 / 1792, rel=1e-6)
 
+    def test_what_was_lost_is_lost_again_in_clocks_a_tile(self) -> None:
+        """Between the ends; at the slow one it is the same share, at the fast one none."""
+        found, hopper, card = project(LONG[64]), CHIPS["h200"], CHIPS["rtx-pro-6000"]
+        rest, longest = found.source_ms - found.fixed_ms, found.needs_ms["tensor cores"]
+        before = spread(DESIGNS["sm120"], LONG[64], hopper).longest
+        clocks = rest * (1 - found.efficiency) * 1980 / before
+        lost = clocks * found.longest / (763 / 989.5 * card.boost_mhz)
+        assert found.ms == pytest.approx(found.fixed_ms + longest + lost)
+        # The clocks at the ends differ, and so does the rate of mma.sync there.
+        assert found.high_ms > found.fixed_ms + longest / found.efficiency
+        at_best = longest * 763 / 989.5 / 0.923
+        assert found.low_ms == pytest.approx(found.fixed_ms + at_best)
+
     def test_the_slow_end_takes_the_worst_of_what_may_have_held_it_up(self) -> None:
-        """With 8 nodes the H200's memory and shared memory need about as long; were it the memory,
-        the time grows as its rates do, at the slow end's share."""
-        found = project(LONG[8])
+        """With two row tiles the H200's shared memory needs longest, its memory more than half as
+        long; were it the memory, the time grows as its rates do, at the slow end's share."""
+        cell = LONG[8].changed(heads=16)
+        found = project(cell, cells=[*CELLS, cell])
         rest = found.source_ms - found.fixed_ms
         assert found.source_binds == "shared memory"
         assert found.high_ms == pytest.approx(1.5 * FIXED_MS + rest * 4306 / (0.8 * 1792), rel=1e-6)
@@ -79,7 +98,8 @@ class TestWhatIsProjected:
     def test_a_better_kernel_is_projected_to_be_better(self) -> None:
         slower = project(LONG[32], ms=lambda cell: 2 * made_up(cell))
         faster = project(LONG[32])
-        assert slower.ms == pytest.approx(2 * faster.ms)
+        assert slower.high_ms == pytest.approx(2 * faster.high_ms)
+        assert faster.ms < slower.ms < 2 * faster.ms  # what the card needs stays
         assert slower.efficiency == pytest.approx(faster.efficiency / 2)
 
     def test_nothing_is_carried_over_above_what_the_limits_say(self) -> None:
@@ -125,7 +145,14 @@ class TestSpread:
 
     def test_tiny_ones_leave_some_idle(self) -> None:
         over = spread(self.design, Cell(context=24, nodes=8), self.card)
-        assert (over.tiles, over.blocks, over.longest) == (2, 1, 2)  # two tiles a block at least
+        assert (over.tiles, over.blocks, over.longest) == (2, 1, 2)  # three tiles a block at least
+
+    def test_row_tiles_get_their_own_blocks_where_that_costs_little(self) -> None:
+        """8 row tiles of 94 tiles: 23 blocks each; four of 188 stay idle."""
+        over = spread(self.design, Cell(context=1_427, nodes=64), self.card)
+        assert (over.tiles, over.blocks, over.longest) == (752, 184, 5)
+        even = spread(self.design, LONG[32], self.card)
+        assert (even.blocks, even.longest) == (188, 246)
 
     def test_requests_and_rows_over_a_tile(self) -> None:
         two = Cell(context=1600, nodes=9, requests=2)
@@ -145,12 +172,17 @@ class TestSpread:
         sm120 = pytest.importorskip("verify_attn.kernels.sm120")
         text = (Path(sm120.__file__).parent / "csrc/verify_sm120.cu").read_text()
         said = {n: int(v) for n, v in re.findall(r"\b([A-Z_]+) = (\d+)\b", text)}
+        pieces = 2 * (512 + 64) // 32
+        for line in ("STEPS = WIDTH / 32;", "PIECES = STEPS * 2;", "HELD = (PIECES - 1) / 4;"):
+            assert line in text
         assert (said["ROWS"], said["TILE"]) == (self.design.rows, self.design.tokens)
         assert said["LEAST_TILES"] == self.design.least_tiles
-        assert said["SCORE_WARPS"] == self.design.key_reads
+        assert said["SLACK"] == self.design.slack_tiles
+        assert said["SCORE_WARPS"] == 2 * self.design.key_reads  # each reads half of the dims
         assert said["VALUE_WARPS"] == self.design.weight_reads
         assert said["SCORE_WARPS"] + said["VALUE_WARPS"] == self.design.resources.warps
-        assert self.design.query_steps == sm120.HELD_STEPS
+        assert self.design.query_pieces == said["SCORE_WARPS"] * ((pieces - 1) // 4)
+        assert "float4 given[SCORE_WARPS][2][32];" in text  # as many bytes as the tile's scores
         assert sm120.shared_bytes(512, 64) <= self.design.resources.shared
 
     def test_needs_by_hand(self) -> None:
@@ -160,9 +192,10 @@ class TestSpread:
             self.design, cell, work_of(cell.case()), self.card, Speed(1000, 1e9, 1024, 2000)
         )
         assert needs["tensor cores"] == pytest.approx(2176e-9)
-        tile, values, weights, query = 16 * 1152, 16 * 1024, 64 * 16 * 2, 8 * 64 * 16 * 2
+        tile, values, weights, sums = 16 * 1152, 16 * 1024, 64 * 16 * 2, 64 * 16 * 4
+        query = 4 * 8 * 16 * 16 * 2
         assert needs["shared memory"] == pytest.approx(
-            (5 * tile + values + 9 * weights + query) / 128 * 1e-9
+            (3 * tile + values + 9 * weights + query + 2 * sums) / 128 * 1e-9
         )
         assert needs["memory"] == pytest.approx(work_of(cell.case()).total_bytes / 1e12)
         assert needs["L2"] == pytest.approx(tile / 2e12)

@@ -31,7 +31,6 @@ LEAST_CONTEXTS = 3  # for the cost that does not grow with the context
 HELD = 0.5  # a resource that needs less than this of the longest cannot have held the kernel up
 MEMORY_SLOW, MEMORY_FAST = 0.8, 0.93  # of the sheet's rate
 FIXED_SLOW = 1.5
-WON = 0.5
 MARK = "projected, not measured"
 
 
@@ -137,9 +136,9 @@ class Projection:
             ("rereads", "row tiles that walk the KV out of step read it again from memory where "
              "half of the L2 does not hold what lies between them (1: yes)",
              Three(1, 0, 0, "assumed")),
-            ("efficiency", "the share of the longest need in the source's time is carried over; of "
-             "what it lacks to 1 so much is won: a multiprocessor is asked for less memory",
-             Three(0, 0, WON, "assumed")),
+            ("lost", "what the source's time is beyond its longest need (1: is lost here too: the "
+             "same share of the time at the slow end, the same clocks a tile between; 0: is hidden "
+             "behind a need that is longer here)", Three(1, 1, 0, "assumed")),
             ("shared-clock", "bytes a clock of shared memory, of a multiprocessor of either GPU",
              one(SHARED_BYTES_PER_CLOCK, "32 banks of 4 bytes: CUDA Programming Guide, compute "
                  "capabilities 9.0 and 12.0")),
@@ -149,8 +148,10 @@ class Projection:
              one(design.value_reads, "the kernel's design")),
             ("weight-reads", "times it reads its tile of weights",
              one(design.weight_reads, "the kernel's design")),
-            ("query-steps", "steps of 16 dims of q that it reads in shared memory for each tile",
-             one(design.query_steps, "the kernel's design")),
+            ("query-pieces", "pieces of q, 16 x 16, that it reads in shared memory for each tile",
+             one(design.query_pieces, "the kernel's design")),
+            ("sum-moves", "writes and reads of a tile's float32 scores, from warp to warp",
+             one(design.sum_moves, "the kernel's design")),
             ("blocks", f"blocks on a multiprocessor of {t.gpu}: {design.resources.warps} warps, "
              f"{design.resources.registers} registers a thread, {design.resources.shared:,} bytes",
              one(design.occupancy(t.arch).blocks, "kernels/resources.py, static occupancy")),
@@ -171,23 +172,24 @@ class Projection:
         measured = case[f"{PART}_ms"] / 1e3
         fixed = min(measured, self._fixed_s(kernel, cell))
         rest, times, needs = measured - fixed, {}, {}
+        before, over = spread(design, cell, self.source), spread(design, cell, self.target)
         efficiency, source_binds = 0.0, ""
         for end in ENDS:
-            here = needed_s(design, cell, work, self.source, self._source_speed(end, case))
-            there = needed_s(design, cell, work, self.target, self._target_speed(end))
+            old, new = self._source_speed(end, case), self._target_speed(end)
+            here = needed_s(design, cell, work, self.source, old)
+            there = needed_s(design, cell, work, self.target, new)
             longest = max(here.values())
             share = min(1.0, longest / rest) if rest > 0 else 1.0
-            grown = max(there.values()) / share
-            if end == "fast":
-                grown = max(there.values()) / (share + WON * (1 - share))
+            grown = max(there.values())
             if end == "slow":
                 worst = max(there[n] / here[n] for n in here if here[n] >= HELD * longest)
-                grown = max(grown, rest * worst)
-            times[end] = fixed * (FIXED_SLOW if end == "slow" else 1) + grown
+                grown = max(grown / share, rest * worst)
             if end == "central":
+                lost_clocks = rest * (1 - share) * old.clock_hz / before.longest
+                grown += lost_clocks * over.longest / new.clock_hz
                 needs, efficiency = there, share
                 source_binds = max(here, key=lambda n: here[n])
-        over = spread(design, cell, self.target)
+            times[end] = fixed * (FIXED_SLOW if end == "slow" else 1) + grown
         return Projected(
             low_ms=min(times.values()) * 1e3, ms=times["central"] * 1e3,
             high_ms=max(times.values()) * 1e3, binds=max(needs, key=lambda n: needs[n]),

@@ -24,21 +24,25 @@ class Design:
 
     ``rows``, ``tokens``   of a tile: (node, head) pairs of one request, and KV rows
     ``least_tiles``        that a block is started for
+    ``slack_tiles``        a block more may cost for it that each row tile has its own blocks
     ``resources``          of a block, at its limits
     ``key_reads``          how often a block reads a KV tile in shared memory for the scores
     ``value_reads``        and its latent part for the weighted values
     ``weight_reads``       and the tile of weights, written once
-    ``query_steps``        of q, 16 dims each, that are in shared memory and read for each tile
+    ``query_pieces``       of q, 16 x 16, in shared memory and read for each tile, of all warps
+    ``sum_moves``          writes and reads of a tile's float32 scores, from warp to warp
     """
 
     rows: int
     tokens: int
     least_tiles: int
+    slack_tiles: int
     resources: Resources
     key_reads: int
     value_reads: int
     weight_reads: int
-    query_steps: int
+    query_pieces: int
+    sum_moves: int
 
     def flops(self, geometry: AttentionGeometry) -> int:
         """Of one tile of rows by one tile of tokens."""
@@ -53,7 +57,8 @@ class Design:
             tile * (1 + self.key_reads)
             + values * self.value_reads
             + weights * (1 + self.weight_reads)
-            + self.query_steps * self.rows * 16 * ELEMENT
+            + self.query_pieces * 16 * 16 * ELEMENT
+            + self.sum_moves * self.rows * self.tokens * 4
         )
 
     def occupancy(self, arch: str) -> Occupancy:
@@ -62,11 +67,12 @@ class Design:
 
 
 DESIGNS = {
-    # csrc/verify_sm120.cu: four warps make scores of 16 rows each out of the whole KV tile, eight
-    # multiply weights of all rows with 64 columns of the values each.
+    # csrc/verify_sm120.cu: four warps make scores in pairs, each from one half of the dims for 32
+    # rows, with 8 of its 36 pieces of q in shared memory; it gives the other of its pair the sums
+    # of 16 rows.  Eight multiply weights of all rows with 64 columns of the values each.
     "sm120": Design(
-        64, 16, 2, Resources(12, 168, 0, 101_376, 0, 0, 0),
-        key_reads=4, value_reads=1, weight_reads=8, query_steps=8,
+        64, 16, 3, 4, Resources(12, 168, 0, 101_376, 0, 0, 0),
+        key_reads=2, value_reads=1, weight_reads=8, query_pieces=4 * 8, sum_moves=2,
     ),
 }  # fmt: skip
 
@@ -77,7 +83,7 @@ class Spread:
 
     ``row_tiles``   of the request with most
     ``tiles``       of rows by tokens, all together
-    ``blocks``      that share them in equal ranges, ``at_once`` as many as run at a time
+    ``blocks``      that share them, ``at_once`` as many as run at a time
     ``longest``     tiles of the longest range
     """
 
@@ -94,13 +100,19 @@ class Spread:
 
 
 def spread(design: Design, cell: Cell, chip: Chip) -> Spread:
-    """Equal ranges, as the kernel makes them on the device."""
+    """As the kernel deals tiles out on the device: equal ranges, or the row tiles of a lone request
+    get as many blocks each, where that costs no block more than ``slack_tiles``."""
     row_tiles = math.ceil(cell.nodes * cell.heads / design.rows)
     tiles = sum(
         row_tiles * math.ceil((prefix + cell.nodes) / design.tokens) for prefix in cell.prefix_lens
     )
     at_once = chip.sms * design.occupancy(chip.arch).blocks
     blocks = max(1, min(at_once, tiles // design.least_tiles))
+    each = blocks // row_tiles
+    if cell.requests == 1 and each:
+        own = tiles // row_tiles
+        if (blocks - each * row_tiles) * own <= design.slack_tiles * each * blocks:
+            return Spread(row_tiles, tiles, each * row_tiles, at_once, math.ceil(own / each))
     return Spread(row_tiles, tiles, blocks, at_once, math.ceil(tiles / blocks))
 
 
