@@ -35,7 +35,9 @@ STAGES = 4
 MERGE_GROUPS = 4
 # pointers, strides, scale, then requests, heads, page_size, blocks, merge_rows
 PARAMS = struct.Struct("<11Q11qf5i")
-MOST_REQUESTS = 65_535  # of a grid's third dimension
+MOST_REQUESTS = MOST_UNITS = 65_535  # of a grid's third and second dimension
+# The device counts tiles in 32 bits, and multiplies those of one request by its blocks.
+MOST_TILES, MOST_TILES_OF_ONE = 2**31, 2**24
 
 
 def shared_bytes(latent: int, rope: int, stages: int = STAGES) -> int:
@@ -178,7 +180,7 @@ class Sm120:
     def unsupported(self, batch: VerifyBatch) -> str | None:
         """No compiler, widths that its tiles do not divide, rows that its copies cannot reach."""
         refused = self.capabilities.refuses(batch) or self.missing
-        return refused or _outside(batch.geometry) or _unaligned(batch)
+        return refused or _outside(batch.geometry) or _too_many(batch) or _unaligned(batch)
 
     def plan(self, batch: VerifyBatch) -> Plan:
         geometry, device = batch.geometry, batch.device
@@ -238,9 +240,23 @@ def _outside(geometry: AttentionGeometry) -> str | None:
     return None
 
 
+def _too_many(batch: VerifyBatch) -> str | None:
+    units = -(-batch.max_nodes * batch.geometry.heads // ROWS)
+    tiles = -(-(batch.max_prefix_len + batch.max_nodes) // TILE)
+    if batch.requests > MOST_REQUESTS or units > MOST_UNITS:
+        return (
+            f"{batch.requests:,} requests of up to {units:,} units of {ROWS} rows (node x head): a "
+            f"launch has at most {MOST_REQUESTS:,} of either"
+        )
+    if tiles >= MOST_TILES_OF_ONE or batch.requests * units * tiles >= MOST_TILES:
+        return (
+            f"{batch.requests:,} requests of up to {units:,} units of {tiles:,} tiles of {TILE} "
+            f"tokens: it counts to {MOST_TILES_OF_ONE:,} tiles a request, {MOST_TILES:,} in all"
+        )
+    return None
+
+
 def _unaligned(batch: VerifyBatch) -> str | None:
-    if batch.requests > MOST_REQUESTS:
-        return f"{batch.requests} requests are more than the {MOST_REQUESTS} of a launch"
     rows = {"kv_pool": batch.kv_pool, "node_kv": batch.node_kv}
     for name, tensor in rows.items():
         if tensor is not None and _misplaced(tensor, 16):
