@@ -23,7 +23,8 @@ from hypothesis.errors import Flaky
 
 from verify_attn.conformance import POISONED_EXIT
 from verify_attn.conformance.checks import CHECKS
-from verify_attn.conformance.strategies import CPU, GPU, cases
+from verify_attn.conformance.fitting import fitted
+from verify_attn.conformance.strategies import CPU, GPU, Profile, cases
 from verify_attn.conformance.text import describe
 from verify_attn.conformance.trial import CheckFailed, NotApplicable, Trial
 from verify_attn.generate import Case
@@ -77,9 +78,11 @@ class Fuzz:
     def run(self, examples: int) -> None:
         """Draw that many cases; a check that failed is not drawn again."""
         rounds = barren = 0
+        profile = GPU if self.device.type == "cuda" else CPU
+        profile = fitted(profile, self.kernel, self.device, self._start)
         while self.done < examples and self.checks:
             before = self.done
-            self._explore(examples, self.seed + 7919 * rounds)
+            self._explore(profile, examples, self.seed + 7919 * rounds)
             failure = self._explained()
             rounds += 1
             if failure:
@@ -92,9 +95,13 @@ class Fuzz:
             if barren == BARREN_ROUNDS:
                 break  # there are no further cases
 
-    def _explore(self, examples: int, this_seed: int) -> None:
+    def _start(self, case: Case) -> None:
+        """Should asking end this process, it is known over which case; any check asks."""
+        if self.checks:
+            self.emit({"event": "start", "check": self.checks[0], "case": case.to_json()})
+
+    def _explore(self, profile: Profile, examples: int, this_seed: int) -> None:
         self.failure = None
-        profile = GPU if self.device.type == "cuda" else CPU
         rng = random.Random(this_seed)
 
         # Every setting is given, so that a CI environment or a user's profile changes nothing.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from verify_attn.assemble import KV_DTYPES, LAYOUTS, POOL_LAYOUTS, Q_LAYOUTS, TABLE_LAYOUTS
 from verify_attn.generate import DTYPES, Case
+from verify_attn.geometry import preset
 from verify_attn.kernels.base import Capabilities
 
 PAGE_SIZES = (1, 2, 3, 16, 17, 64, 256)
@@ -25,6 +26,7 @@ class Profile:
     """What a machine can bear.
 
     ``geometries``    (name of a preset, head counts)
+    ``others``        the same, for a kernel that takes none of those (`conformance.fitting`)
     ``longest``       prefix tokens of an ordinary case
     ``very_long``     prefix tokens of a rare one; (0, 0): none
     ``most_nodes``    of one request
@@ -40,12 +42,14 @@ class Profile:
     most_nodes: int
     rows: int
     tiles: int
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 # The Triton interpreter takes milliseconds a tile.
 CPU = Profile(
     "cpu", (("tiny", (4, 1, 3, 5, 17)), ("small", (8, 2, 12))), ("float32", "float16"),
     longest=4096, very_long=(0, 0), most_nodes=600, rows=1200, tiles=60,
+    others=(("kimi-k2.6-tp8", (1, 2, 3, 8)),),
 )  # fmt: skip
 GPU = Profile(
     "gpu",
@@ -84,14 +88,13 @@ def _parents(draw: st.DrawFn, most_nodes: int) -> str:
 @st.composite
 def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
     """Any case that the machine can bear and the kernel declares."""
-    dtypes = [d for d in profile.dtypes if kernel.dtypes is None or DTYPES[d] in kernel.dtypes]
-    pages = [p for p in PAGE_SIZES if kernel.page_sizes is None or p in kernel.page_sizes]
     most_nodes = min(profile.most_nodes, kernel.max_nodes or profile.most_nodes)
     very_long = profile.very_long[1] > 0 and draw(st.integers(0, 24)) == 24
     count = draw(st.one_of(st.integers(1, 3), st.integers(1, 3 if very_long else 16)))
     name, heads = draw(st.sampled_from(profile.geometries))
-    heads_here = draw(st.sampled_from([h for h in heads if h * count <= profile.tiles]))
-    page_size = draw(st.sampled_from(pages or sorted(kernel.page_sizes or PAGE_SIZES)))
+    count = min(count, max(1, profile.tiles // min(heads)))
+    heads_here = draw(st.sampled_from([h for h in heads if h * count <= profile.tiles] or [min(heads)]))
+    page_size = draw(st.sampled_from(page_sizes_of(kernel)))
     # What one request leaves of the rows and tiles, the next may use.
     rows, tiles = profile.rows // heads_here, profile.tiles // heads_here
     lengths = st.one_of(
@@ -125,8 +128,8 @@ def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
 
     return Case(
         requests=tuple(requests),
-        geometry=name if heads_here == heads[0] else f"{name}/{heads_here}",
-        dtype=draw(st.sampled_from(dtypes or list(profile.dtypes))),
+        geometry=with_heads(name, heads_here),
+        dtype=draw(st.sampled_from(dtypes_of(profile, kernel))),
         page_size=page_size,
         layout=draw(st.sampled_from(LAYOUTS)),
         shared_pages=draw(st.sampled_from((0, 0, 1, 5))) if count > 1 else 0,
@@ -139,12 +142,29 @@ def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
         tables=draw(st.sampled_from(TABLE_LAYOUTS)),
         host_copies=draw(st.sampled_from((True, True, True, False))),
         values=draw(st.sampled_from(VALUES)),
-        kv_dtype=draw(st.sampled_from(_kv_dtypes(kernel))),
+        kv_dtype=draw(st.sampled_from(kv_dtypes_of(kernel))),
         seed=draw(st.integers(0, 2**16)),
     )
 
 
-def _kv_dtypes(kernel: Capabilities) -> list[str]:
+def with_heads(name: str, heads: int) -> str:
+    """A case's geometry: the preset's name alone where it has so many heads."""
+    return name if heads == preset(name).heads else f"{name}/{heads}"
+
+
+def dtypes_of(profile: Profile, kernel: Capabilities) -> list[str]:
+    """Of q: what machine and kernel have in common, else the machine's."""
+    able = [d for d in profile.dtypes if kernel.dtypes is None or DTYPES[d] in kernel.dtypes]
+    return able or list(profile.dtypes)
+
+
+def page_sizes_of(kernel: Capabilities) -> list[int]:
+    """Of the usual ones those that the kernel declares, else its own."""
+    able = [p for p in PAGE_SIZES if kernel.page_sizes is None or p in kernel.page_sizes]
+    return able or sorted(kernel.page_sizes or PAGE_SIZES)
+
+
+def kv_dtypes_of(kernel: Capabilities) -> list[str]:
     """Of the pool: q's own dtype, and what else the kernel declares."""
     if kernel.kv_dtypes is None:
         return [""]
