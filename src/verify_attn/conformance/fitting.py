@@ -13,6 +13,7 @@ from itertools import product
 import torch
 
 from verify_attn.conformance.strategies import (
+    Geometries,
     Profile,
     dtypes_of,
     kv_dtypes_of,
@@ -51,9 +52,6 @@ def fitted(
         return profile
     times = math.ceil((REFUSED - 1) * len(refused) / len(taken))
     return replace(profile, geometries=(*taken * times, *refused))
-
-
-Geometries = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def _parted(geometries: Geometries, takes: Callable[[str], bool]) -> tuple[Geometries, Geometries]:

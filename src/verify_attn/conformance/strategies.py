@@ -19,6 +19,7 @@ PAGE_SIZES = (1, 2, 3, 16, 17, 64, 256)
 EDGES = tuple(sorted({t + d for t in (16, 32, 64, 128, 256) for d in (-1, 0, 1)}))
 SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 VALUES = ("planted", "planted", "planted", "planted", "equal", "large", "dominant", "low")
+Geometries = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Profile:
     """
 
     name: str
-    geometries: tuple[tuple[str, tuple[int, ...]], ...]
+    geometries: Geometries
     dtypes: tuple[str, ...]
     longest: int
     very_long: tuple[int, int]
     most_nodes: int
     rows: int
     tiles: int
-    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    others: Geometries = ()
 
 
 # The Triton interpreter takes milliseconds a tile.
@@ -93,7 +94,8 @@ def cases(draw: st.DrawFn, profile: Profile, kernel: Capabilities) -> Case:
     count = draw(st.one_of(st.integers(1, 3), st.integers(1, 3 if very_long else 16)))
     name, heads = draw(st.sampled_from(profile.geometries))
     count = min(count, max(1, profile.tiles // min(heads)))
-    heads_here = draw(st.sampled_from([h for h in heads if h * count <= profile.tiles] or [min(heads)]))
+    fitting = [h for h in heads if h * count <= profile.tiles] or [min(heads)]
+    heads_here = draw(st.sampled_from(fitting))
     page_size = draw(st.sampled_from(page_sizes_of(kernel)))
     # What one request leaves of the rows and tiles, the next may use.
     rows, tiles = profile.rows // heads_here, profile.tiles // heads_here
