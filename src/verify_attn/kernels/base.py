@@ -3,7 +3,8 @@
 A kernel is an object with ``run`` (and ``plan``, ``prepare``, ``capabilities`` as it needs them),
 or a plain function ``f(batch, out, lse)`` that may carry the same declarations as attributes::
 
-    plan(batch) -> plan            once per shape and bounds; allocates; reads no device value
+    plan(batch) -> plan            once per shape and bounds; allocates; reads no device value; its
+                                   workspace is of one stream at a time
     prepare(batch, plan)           optional, once per step, outside a graph: may read host copies
     run(batch, plan, out, lse)     no allocation, no synchronisation, on the current stream
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -151,12 +151,6 @@ class Plan:
     part_out: torch.Tensor
     part_sum: torch.Tensor
     merge: Any  # how verify_merge is launched, but for its stream
-    # What both kernels take, by value: packed anew by each launch, read before it returns.
-    params: Any = field(default_factory=lambda: ctypes.create_string_buffer(PARAMS.size))
-    pointers: Any = None
-
-    def __post_init__(self) -> None:
-        self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.params))
 
 
 class Sm120:
@@ -179,7 +173,7 @@ class Sm120:
 
     def unsupported(self, batch: VerifyBatch) -> str | None:
         """No compiler, widths that its tiles do not divide, rows that its copies cannot reach."""
-        refused = self.capabilities.refuses(batch) or self.missing
+        refused = self.capabilities.refuses(batch) or self.missing or _elsewhere(batch.device)
         return refused or _outside(batch.geometry) or _too_many(batch) or _unaligned(batch)
 
     def plan(self, batch: VerifyBatch) -> Plan:
@@ -195,9 +189,9 @@ class Sm120:
         merge_rows = 1 if few else MERGE_GROUPS
         return Plan(
             loaded, blocks, merge_rows,
-            torch.empty(slots, ROWS, geometry.latent_dim, device=device),
-            torch.empty(slots, ROWS, 2, device=device),
-            _launch_of_merge(loaded, (ROWS // merge_rows, units, max(1, batch.requests))),
+            torch.empty(slots, ROWS, geometry.latent_dim, dtype=torch.float32, device=device),
+            torch.empty(slots, ROWS, 2, dtype=torch.float32, device=device),
+            _launch_of_merge(loaded, (ROWS // merge_rows, units, batch.requests)),
         )  # fmt: skip
 
     def run(self, batch: VerifyBatch, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
@@ -208,9 +202,14 @@ class Sm120:
         out_node, out_head, _ = out.stride()
         lse_node, lse_head = lse.stride()
         requests = len(batch.prefix_lens)
+        q_at, pool_at = q.data_ptr(), pool.data_ptr()
+        node_at = 0 if node_kv is None else node_kv.data_ptr()
+        if (pool_at | node_at) & 15 or q_at & 3:  # the plan's batch was asked, this one may differ
+            raise UnsupportedError(_unaligned(batch) or "rows are not aligned")
+        params = ctypes.create_string_buffer(PARAMS.size)  # the driver copies it at each launch
         PARAMS.pack_into(
-            plan.params, 0,
-            q.data_ptr(), pool.data_ptr(), 0 if node_kv is None else node_kv.data_ptr(),
+            params, 0,
+            q_at, pool_at, node_at,
             table.data_ptr(), batch.prefix_lens.data_ptr(), batch.node_offsets.data_ptr(),
             mask.data_ptr(), out.data_ptr(), lse.data_ptr(),
             plan.part_out.data_ptr(), plan.part_sum.data_ptr(),
@@ -221,7 +220,8 @@ class Sm120:
             requests, q.shape[1], pool.shape[1], plan.blocks, plan.merge_rows,
         )  # fmt: skip
         stream = torch.cuda.current_stream(q.device).cuda_stream
-        loaded, pointers = plan.loaded, ctypes.addressof(plan.pointers)
+        loaded, held = plan.loaded, (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        pointers = ctypes.addressof(held)
         (status,) = self._launch(
             loaded.split, plan.blocks, 1, 1, WARPS * 32, 1, 1, loaded.shared, stream, pointers, 0
         )
@@ -229,6 +229,15 @@ class Sm120:
         plan.merge.hStream = stream
         (status,) = self._launch_as(plan.merge, loaded.merge, pointers, 0)
         _check(status, "launching verify_merge")
+
+
+def _elsewhere(device: torch.device) -> str | None:
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return None
+    return (
+        f"the batch is on {device}, the current device is cuda:{torch.cuda.current_device()}; "
+        f"launches go to the current one: torch.cuda.set_device({device.index})"
+    )
 
 
 def _outside(geometry: AttentionGeometry) -> str | None:
@@ -243,6 +252,8 @@ def _outside(geometry: AttentionGeometry) -> str | None:
 def _too_many(batch: VerifyBatch) -> str | None:
     units = -(-batch.max_nodes * batch.geometry.heads // ROWS)
     tiles = -(-(batch.max_prefix_len + batch.max_nodes) // TILE)
+    if batch.requests == 0:
+        return "the batch has no request: there is nothing to launch"
     if batch.requests > MOST_REQUESTS or units > MOST_UNITS:
         return (
             f"{batch.requests:,} requests of up to {units:,} units of {ROWS} rows (node x head): a "

@@ -262,12 +262,13 @@ class TritonSplit:
         tiles += triton.cdiv(batch.max_nodes, tile.block_n)
         splits = max(1, min(_most_splits(batch, row_blocks), tiles // LEAST_TILES))
         slots = splits * batch.rows * heads if splits > 1 else 1
+        single: Any = {"dtype": torch.float32, "device": batch.device}
         return SplitPlan(
             tile,
             splits,
             row_blocks,
-            torch.empty(slots, batch.geometry.latent_dim, device=batch.device),
-            torch.empty(slots, device=batch.device),
+            torch.empty(slots, batch.geometry.latent_dim, **single),
+            torch.empty(slots, **single),
         )
 
     def run(

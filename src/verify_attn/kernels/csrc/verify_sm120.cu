@@ -24,10 +24,12 @@ typedef long long i64;
 // while the one before it ends.
 #if __CUDA_ARCH__ >= 900
 #define MBARRIER_WAIT "mbarrier.try_wait.parity.shared.b64"
+#define BARRIERS_ARE_MADE() asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory")
 #define LAUNCH_NEXT() asm volatile("griddepcontrol.launch_dependents;")
 #define WAIT_FOR_LAST() asm volatile("griddepcontrol.wait;" ::: "memory")
 #else
 #define MBARRIER_WAIT "mbarrier.test_wait.parity.shared.b64"
+#define BARRIERS_ARE_MADE()
 #define LAUNCH_NEXT()
 #define WAIT_FOR_LAST()
 #endif
@@ -624,6 +626,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) verify_split(const __gr
                 barrier_init(shared_address(&s.weighed[i]), SCORE_WARPS);
                 barrier_init(shared_address(&s.taken[i]), VALUE_WARPS);
             }
+            BARRIERS_ARE_MADE();  // copies come to them through another proxy
         }
     }
     __syncthreads();
@@ -647,7 +650,10 @@ extern "C" __global__ void __launch_bounds__(GROUPS * GROUP) verify_merge(const 
     bool together = p.merge_rows == 1;
     Request now = request_of(p, r);
     int row = blockIdx.x * p.merge_rows + (together ? 0 : group), all = blockIdx.y * ROWS + row;
-    if (int(blockIdx.y * ROWS + blockIdx.x * p.merge_rows) >= now.nodes * p.heads) return;
+    if (int(blockIdx.y * ROWS + blockIdx.x * p.merge_rows) >= now.nodes * p.heads) {
+        WAIT_FOR_LAST();  // or what is launched next might come before the end of verify_split
+        return;
+    }
     u32 total, before;
     int units, unit;
     sums_before(p, p.requests, total, units);
@@ -696,5 +702,5 @@ extern "C" __global__ void __launch_bounds__(GROUPS * GROUP) verify_merge(const 
     for (int i = 0; i < 4; i++) to[i] = to_bf16(made[i] * whole);
     if (column == 0)
         p.lse[node * p.lse_node + head * p.lse_head] =
-            sum > 0.0f ? (base + log2f(sum)) * 0.69314718055994531f : NONE;
+            sum == 0.0f ? NONE : (base + log2f(sum)) * 0.69314718055994531f;  // NaN stays
 }
