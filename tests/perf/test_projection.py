@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -170,7 +169,7 @@ class TestSpread:
     def test_the_design_is_the_kernels(self) -> None:
         """What the CUDA source and its Python say of tiles and warps."""
         sm120 = pytest.importorskip("verify_attn.kernels.sm120")
-        text = (Path(sm120.__file__).parent / "csrc/verify_sm120.cu").read_text()
+        text = sm120.source()
         said = {n: int(v) for n, v in re.findall(r"\b([A-Z_]+) = (\d+)\b", text)}
         pieces = 2 * (512 + 64) // 32
         for line in ("STEPS = WIDTH / 32;", "PIECES = STEPS * 2;", "HELD = (PIECES - 1) / 4;"):

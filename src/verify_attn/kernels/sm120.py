@@ -1,6 +1,6 @@
 """``sm120``: split-KV verify attention in CUDA C++, within what a block has on sm_120.
 
-The kernels are in ``csrc/verify_sm120.cu``; here they are built, planned and launched.  The same
+The kernels are in ``csrc``; here they are built, planned and launched.  The same
 source runs on sm_80, sm_90 and sm_120, and takes no more shared memory on any of them than sm_120
 has.  The schedule is made on the device from the lengths there, so a captured graph follows them.
 """
@@ -24,6 +24,8 @@ from verify_attn.problem import VerifyBatch
 
 LOG2_E = 1.4426950408889634
 SOURCE = "verify_sm120.cu"
+# One after the other they are the source: NVRTC finds no files.
+PARTS = ("sm120_common.cuh", "sm120_schedule.cuh", "sm120_scores.cuh", "sm120_values.cuh", SOURCE)
 # What differs by architecture, the instruction that waits at a barrier apart: nothing but names.
 ARCHITECTURES = {(8, 0): "sm_80", (9, 0): "sm_90", (12, 0): "sm_120"}
 SHARED_LIMIT = 101_376  # bytes of one block on sm_120; kept to everywhere
@@ -77,7 +79,8 @@ def builds(arch: str) -> list[Unit]:
 @cache
 def source() -> str:
     """The CUDA source."""
-    return resources.files("verify_attn.kernels").joinpath("csrc", SOURCE).read_text()
+    folder = resources.files("verify_attn.kernels").joinpath("csrc")
+    return "".join(f'#line 1 "{name}"\n{folder.joinpath(name).read_text()}' for name in PARTS)
 
 
 @dataclass(frozen=True)
