@@ -39,7 +39,7 @@ from verify_attn.environment import gpus
 from verify_attn.record import new_record, write_record
 
 CONTEXTS = (1_427, 11_402, 31_952, 63_903, 127_802, 184_728)
-KERNELS = ("triton-unsplit", "triton-split")
+KERNELS = ("triton-unsplit", "triton-split", "sm120")
 PIN, BUDGET = 4, 31
 WARM_UP_STEPS, STEPS = 4, 16
 TOKENS = 1 + PIN * (WARM_UP_STEPS + STEPS)  # the first comes from prefill
