@@ -52,6 +52,7 @@ def run_compile(
     try:
         if record is not None:
             check_writable(record)
+        archs = list(dict.fromkeys(archs))
         for arch in archs:
             limits_of(arch)
         with _progress() as bars:
@@ -59,9 +60,9 @@ def run_compile(
                 results += _triton(arch, kernels, bars)
                 if not kernels or cuda_gate.KERNEL in kernels:
                     _cuda(arch, results, skipped, bars, asked=cuda_gate.KERNEL in kernels)
-        _show(console, results, skipped)
-        if record is not None:
+        if record is not None:  # first: whoever reads the table may close the pipe
             write_record(record, _record(results, skipped))
+        _show(console, results, skipped)
     except (ArchitectureError, CompilerError, ToolchainError, RecordError) as wrong:
         return error(str(wrong))
     if not results:

@@ -65,3 +65,12 @@ def test_the_names_of_forbidden_instructions_are_those_of_real_code(text, patter
     counts = sass.instructions(built.cubin)["multiply"]
     assert sass.count(counts, pattern) >= 1
     assert sass.matching(counts, *sass.NOT_PORTABLE)
+
+
+def test_a_disassembler_that_cannot_be_started_is_told(monkeypatch, tmp_path):
+    tool = tmp_path / "nvdisasm"
+    tool.write_bytes(b"\x7fELF of another machine")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sass, "disassembler", lambda: tool)
+    with pytest.raises(sass.SassError, match=r"nvdisasm cannot be started on a file of code: "):
+        sass.instructions(b"")

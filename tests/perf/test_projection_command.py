@@ -205,3 +205,33 @@ class TestBench:
         case: dict[str, Any] = record([SMALL], ms=lambda cell: 1.0)["cases"][0] | {"metrics": {}}
         projection_show.set_beside(made, [case])
         assert "within" not in case["projected"]
+
+
+DAMAGED = {
+    "no environment": lambda made: made.update(environment=None),
+    "ceilings are a list": lambda made: made["environment"]["bench"].update(ceilings=[1]),
+    "rates are null": lambda made: made["environment"]["bench"]["ceilings"].update(rates=None),
+    "above the sheet": lambda made: made["environment"]["bench"]["ceilings"]["rates"].update(
+        gb_per_s=99_999
+    ),
+    "metrics are null": lambda made: made["cases"][0].update(metrics=None),
+    "a kernel that is a list": lambda made: made["cases"][0]["parameters"].update(kernel=["a"]),
+    "no such page": lambda made: made["cases"][0]["parameters"].update(page_size=0),
+    "half a node": lambda made: made["cases"][0]["parameters"].update(nodes=8.5),
+    "an endless call": lambda made: made["cases"][0]["metrics"].update(run_ms=float("inf")),
+    "no time at all": lambda made: made["cases"][0]["metrics"].update(run_ms=5e-324),
+    "a huge integer": lambda made: made["cases"][0]["metrics"].update(run_ms=10**400),
+    "a clock of words": lambda made: made["cases"][0]["metrics"].update(sm_clock_mhz_most="x"),
+    "a clock that runs back": lambda made: made["cases"][0]["metrics"].update(sm_clock_mhz_most=-5),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_record_is_refused_in_words(h200: Path, damage: str) -> None:
+    made = json.loads(h200.read_text())
+    DAMAGED[damage](made)
+    h200.write_text(json.dumps(made))
+    done = run("roofline", "--gpu", "rtx-pro-6000", "--project", str(h200))
+    assert done.exit_code == 2, done.output
+    assert "record" in done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)

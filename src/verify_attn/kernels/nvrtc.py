@@ -99,8 +99,9 @@ class Nvrtc:
 def nvrtc() -> Nvrtc:
     """The NVRTC that cuda.core would use; raises `ToolchainError` without one."""
     try:
-        import cuda.core  # noqa: F401 - asked for here, where its absence has a message
+        # Asked for here, where their absence has a message: old versions lack some.
         from cuda.bindings import nvrtc as bindings
+        from cuda.core import Device, ObjectCode, Program, ProgramOptions  # noqa: F401
         from cuda.pathfinder import load_nvidia_dynamic_lib
     except ImportError as error:
         raise ToolchainError(

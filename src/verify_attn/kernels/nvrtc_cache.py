@@ -60,15 +60,18 @@ class Cache:
             return None
         path = self._path(self.folder, key)
         try:
-            data = path.read_bytes()
+            data = path.read_bytes() if path.is_file() else None
         except FileNotFoundError:
             return None
         except OSError as error:
             _tell(f"the kernel cache {self.folder} cannot be read ({error.strerror})")
             return None
+        if data is None:
+            return None
         try:
-            return _unpacked(key, data)
-        except ValueError as wrong:
+            head, body = _unpacked(key, data)
+            return ({**head, "log": str(head["log"])}, body)
+        except (ValueError, LookupError, TypeError, RecursionError) as wrong:
             _log.warning("%s is no whole cache entry (%s); it is built anew", path, wrong)
             return None
 
@@ -82,15 +85,26 @@ class Cache:
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".building-")
             with os.fdopen(handle, "wb") as file:
                 file.write(_packed(key, head, body))
+            os.chmod(
+                temporary, 0o644 & ~_umask()
+            )  # others may use a cache that was filled for them
             os.replace(temporary, self._path(self.folder, key))
+            temporary = None
         except OSError as error:
+            _tell(f"the kernel cache {self.folder} cannot be written ({error.strerror})")
+        finally:  # Ctrl-C too
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-            _tell(f"the kernel cache {self.folder} cannot be written ({error.strerror})")
 
     def _path(self, folder: Path, key: str) -> Path:
         return folder / f"{key}.built"
+
+
+def _umask() -> int:
+    now = os.umask(0o022)
+    os.umask(now)
+    return now
 
 
 def _tell(what: str) -> None:

@@ -85,6 +85,15 @@ class Projection:
     @classmethod
     def from_record(cls, record: Mapping[str, Any], gpu: str) -> Projection:
         """``record`` of bench; ``gpu``: a name out of `CHIPS`.  Raises `ProjectionError`."""
+        try:
+            return cls._read(record, gpu)
+        except ProjectionError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as wrong:
+            raise ProjectionError(f"the record is not as bench writes it: {wrong!r}") from None
+
+    @classmethod
+    def _read(cls, record: Mapping[str, Any], gpu: str) -> Projection:
         if gpu not in CHIPS or CHIPS[gpu].sustained is None:
             able = ", ".join(name for name, chip in CHIPS.items() if chip.sustained)
             raise ProjectionError(f"nothing can be projected to {gpu}; to these it can: {able}")
@@ -99,6 +108,12 @@ class Projection:
         ceilings = bench.get("ceilings", {})
         if not all(_positive(ceilings.get("rates", {}).get(n)) for n in ("gb_per_s", "tflops")):
             raise ProjectionError(f"the record of {name} has no measured ceilings")
+        for field, most in (("gb_per_s", sheet.gb_per_s), ("tflops", sheet.tflops)):
+            if not 0.01 * most < (rate := ceilings["rates"][field]) < 1.05 * most:
+                raise ProjectionError(
+                    f"the record's {field} is {rate}; {name} has {most:g} by its data sheet, and a "
+                    "measured ceiling lies below it, at a hundredth at least"
+                )
         cases = _measured(record.get("cases", []))
         if not cases:
             raise ProjectionError(
@@ -277,9 +292,21 @@ def _measured(cases: Sequence[Mapping[str, Any]]) -> dict[tuple[str, Cell], Mapp
                 cell = cell_of(parameters)
             except (KeyError, TypeError, ValueError) as wrong:
                 raise ProjectionError(f"the record's case {case.get('id')}: {wrong!r}") from None
+            _refuse_impossible(case.get("id"), metrics)
             if cell.dtype in ("bfloat16", "float16") and not cell.kv_dtype:
+                work_of(cell.case())  # raises where there is no such cell
                 found[parameters["kernel"], cell] = metrics
     return found
+
+
+def _refuse_impossible(name: Any, metrics: Mapping[str, Any]) -> None:
+    """A call takes a nanosecond to an hour; a clock ticks at 100 MHz to 10 GHz."""
+    for field, least, most in ((f"{PART}_ms", 1e-6, 3.6e6), ("sm_clock_mhz_most", 100, 10_000)):
+        value = metrics.get(field)
+        if value is not None and not (_positive(value) and least <= value <= most):
+            raise ProjectionError(
+                f"the record's case {name}: {field} is {value!r}; it is {least:g} to {most:g}"
+            )
 
 
 def _positive(value: Any) -> bool:
