@@ -50,34 +50,6 @@ def disassembler() -> Path:
     raise SassError("no nvdisasm in Triton's package or on PATH; pip install triton has one")
 
 
-def disassembler() -> Path:
-    """nvdisasm, of Triton's wheel or on PATH."""
-    spec = importlib.util.find_spec("triton")
-    places = spec.submodule_search_locations if spec is not None else None
-    for place in places or ():
-        path = Path(place) / "backends" / "nvidia" / "bin" / "nvdisasm"
-        if os.access(path, os.X_OK):
-            return path
-    if found := shutil.which("nvdisasm"):
-        return Path(found)
-    raise SassError("no nvdisasm in Triton's package or on PATH; pip install triton has one")
-
-
-@contextmanager
-def _file(cubin: bytes) -> Iterator[IO[bytes]]:
-    try:
-        file = tempfile.NamedTemporaryFile(suffix=".cubin")
-    except OSError as error:
-        raise SassError(f"no temporary file can be made: {error.strerror}") from None
-    with file:
-        try:
-            file.write(cubin)
-            file.flush()
-        except OSError as error:
-            raise SassError(f"{file.name} cannot be written: {error.strerror}") from None
-        yield file
-
-
 def disassemble(cubin: bytes) -> str:
     """The code as nvdisasm prints it; `SassError` with its words if it cannot."""
     tool = disassembler()
