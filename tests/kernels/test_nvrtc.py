@@ -227,3 +227,15 @@ def test_a_real_driver_loads_its_own_and_refuses_other_code():
     with pytest.raises(Exception, match="CUDA_ERROR") as caught:
         ObjectCode.from_cubin(other.cubin).get_kernel("multiply")
     assert f"The device is {here}" in str(explain_load_failure(caught.value, other, gpu=here))
+
+
+def test_an_old_cuda_core_is_told(monkeypatch):
+    from cuda import core
+
+    monkeypatch.delattr(core, "Program")
+    nvrtc.cache_clear()
+    try:
+        with pytest.raises(ToolchainError, match=r"cuda.core \S+ has no Program: too old.*install"):
+            nvrtc()
+    finally:
+        nvrtc.cache_clear()

@@ -56,11 +56,11 @@ def test_whatever_changes_a_build_is_in_its_key(cache, changed):
     assert made(cache).cached
 
 
-@pytest.mark.parametrize("field", ["version", "library_bytes"])
+@pytest.mark.parametrize("field", ["version", "size_bytes"])
 def test_another_compiler_builds_anew(cache, monkeypatch, field):
     made(cache)
     here = nvrtc()
-    other = {"version": (here.version[0], here.version[1] + 1), "library_bytes": 1}
+    other = {"version": (here.version[0], here.version[1] + 1), "size_bytes": 1}
     fields = {name: getattr(here, name) for name in here.__dataclass_fields__}
     changed = Nvrtc(**(fields | {field: other[field]}))
     monkeypatch.setattr(module, "nvrtc", lambda: changed)

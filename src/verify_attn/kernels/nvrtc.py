@@ -83,13 +83,13 @@ class Built:
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """The NVRTC here.  ``library_bytes``: releases of one version differ, and so does their
+    """The NVRTC here.  ``size_bytes``: releases of one version differ, and so does their
     code."""
 
     version: tuple[int, int]
     architectures: tuple[int, ...]
-    library: str
-    library_bytes: int
+    path: str
+    size_bytes: int
 
     def __str__(self) -> str:
         return "NVRTC {}.{}".format(*self.version)
@@ -99,10 +99,13 @@ class Nvrtc:
 def nvrtc() -> Nvrtc:
     """The NVRTC that cuda.core would use; raises `ToolchainError` without one."""
     try:
-        # Asked for here, where their absence has a message: old versions lack some.
+        from cuda import core
         from cuda.bindings import nvrtc as bindings
-        from cuda.core import Device, ObjectCode, Program, ProgramOptions  # noqa: F401
         from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        for name in ("Device", "ObjectCode", "Program", "ProgramOptions"):  # old ones lack some
+            if not hasattr(core, name):
+                raise ImportError(f"cuda.core {core.__version__} has no {name}: too old")
     except ImportError as error:
         raise ToolchainError(
             f"CUDA kernels are compiled by cuda.core, which cannot be imported ({error}); {INSTALL}"
@@ -141,7 +144,7 @@ def check_architecture(arch: str, compiler: Nvrtc) -> None:
     else:
         why = f"does not compile for {arch}"
     known = ", ".join(f"sm_{known}" for known in compiler.architectures)
-    raise ToolchainError(f"{compiler} ({compiler.library}) {why}. It knows {known}")
+    raise ToolchainError(f"{compiler} ({compiler.path}) {why}. It knows {known}")
 
 
 def build(
@@ -164,7 +167,7 @@ def build(
     cache = user_cache() if cache is None else cache
     key = entry_key(
         source=source, name=name, arch=arch, defines=macros, options=fields,
-        nvrtc=[*compiler.version, compiler.library_bytes],
+        nvrtc=[*compiler.version, compiler.size_bytes],
     )  # fmt: skip
     if found := cache.get(key):
         head, cubin = found
