@@ -12,6 +12,7 @@ from verify_attn import run_ahead, run_server
 from verify_attn.cli import main
 from verify_attn.engine.options import Options
 from verify_attn.engine.presets import K26_RANK
+from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.live.settings import parse_sizes
 from verify_attn.run_ahead import Ahead, look_ahead, shown
 from verify_attn.run_plan import Asked, BadRun
@@ -24,7 +25,7 @@ def test_with_a_gpu_every_step_has_its_time(
     monkeypatch.setattr("verify_attn.run_server.gpus", lambda: [H200])
     assert "--geometry" in run_server.first_choice(True).sweep(True)  # sweep reads it below
     plan = look_ahead(Asked(quick=True), tmp_path, True)
-    assert plan["check"].words == "torch, triton-unsplit, triton-split, 100 cases each: about 36 s"
+    assert plan["check"].words == f"{', '.join(BUILTIN)}, 100 cases each: about 38 s"
     assert plan["bench"].words.startswith("3 cells, triton-unsplit, triton-split: at most about")
     assert plan["bench"].seconds == 60
     own = plan["sweep"]
