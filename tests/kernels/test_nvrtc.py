@@ -88,7 +88,11 @@ def test_no_cuda_core(monkeypatch, name):
 
 @pytest.mark.usefixtures("fresh")
 def test_no_nvrtc(monkeypatch):
+    import cuda.core
     import cuda.pathfinder
+    from cuda.bindings import nvrtc as bindings
+
+    bindings.nvrtcVersion()  # or it would keep what stands in below, and so the tests after this
 
     def lacks(name):
         raise cuda.pathfinder.DynamicLibNotFoundError(f'Failure finding "lib{name}.so"\n  no such')
@@ -229,13 +233,10 @@ def test_a_real_driver_loads_its_own_and_refuses_other_code():
     assert f"The device is {here}" in str(explain_load_failure(caught.value, other, gpu=here))
 
 
+@pytest.mark.usefixtures("fresh")
 def test_an_old_cuda_core_is_told(monkeypatch):
     from cuda import core
 
     monkeypatch.delattr(core, "Program")
-    nvrtc.cache_clear()
-    try:
-        with pytest.raises(ToolchainError, match=r"cuda.core \S+ has no Program: too old.*install"):
-            nvrtc()
-    finally:
-        nvrtc.cache_clear()
+    with pytest.raises(ToolchainError, match=r"cuda.core \S+ has no Program: too old.*install"):
+        nvrtc()
