@@ -25,7 +25,7 @@ from verify_attn.perf.axes import Cell
 from verify_attn.perf.bench import CELL_S, LEAST_ROUNDS, Bench
 from verify_attn.perf.case import failed_record
 from verify_attn.perf.device import TimerError
-from verify_attn.perf.projection import ProjectionError
+from verify_attn.perf.projection_record import ProjectionError
 from verify_attn.perf.projection_show import (
     TARGET,
     projection_here,
@@ -84,8 +84,7 @@ def run_projection(gpu: str | None, path: Path, chosen: Sequence[Cell] | None) -
         projection = read_projection(path, gpu_model(gpu or TARGET).name)
     except (HardwareError, ProjectionError) as wrong:
         return error(str(wrong))
-    show_projection(output(), projection, chosen)
-    return PASSED
+    return PASSED if show_projection(output(), projection, chosen) else INCONCLUSIVE
 
 
 def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
@@ -200,9 +199,7 @@ def _measure(
 
 def finish(asked: Asked, record: Record, console: Console, interrupted: bool) -> int:
     """Write what was measured, show it, and say with which code to end."""
-    show(console, record["cases"], asked.baseline)
-    show_against(console, record)
-    lost = 0
+    unwritten = []
     to_record, to_csv = (
         partial(write_record, record=record),
         partial(write_csv, cases=record["cases"]),
@@ -212,7 +209,10 @@ def finish(asked: Asked, record: Record, console: Console, interrupted: bool) ->
             if path is not None:
                 write(path)
         except (RecordError, OSError) as wrong:
-            lost = error(str(wrong))
+            unwritten.append(str(wrong))  # what was measured is still shown
+    show(console, record["cases"], asked.baseline)
+    show_against(console, record)
+    lost = max([0, *map(error, unwritten)])
     if interrupted:
         kept = f"; what was measured is in {asked.record}" if asked.record and not lost else ""
         console.print(printable(f"interrupted{kept}"), soft_wrap=True)

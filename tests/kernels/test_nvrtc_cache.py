@@ -1,8 +1,10 @@
 """The cache of builds: what changes a build, what is damaged, who else writes, who may not."""
 
+import hashlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -106,6 +108,33 @@ def test_a_damaged_entry_is_built_anew_and_replaced(cache, caplog):
     assert again.cubin == first.cubin
     assert "checksum does not fit" in caplog.text
     assert made(cache).cached
+
+
+DEEP = b"[" * 100_000  # JSON that no parser here ends
+
+
+@pytest.mark.parametrize("content", [b"", DEEP], ids=["no log", "deep"])
+def test_an_entry_of_another_form_is_built_anew(cache, content):
+    first = made(cache)
+    (path,) = cache.folder.iterdir()
+    digest = hashlib.sha256(content).hexdigest().encode()
+    whole = b"\n".join((nvrtc_cache.FORMAT, digest, content))
+    path.write_bytes(whole if content else nvrtc_cache._packed(path.stem, {}, b"body"))
+    again = made(cache)
+    assert (again.cached, again.cubin) == (False, first.cubin)
+    assert made(cache).cached
+
+
+def test_a_pipe_is_no_entry_and_is_not_waited_for(tmp_path):
+    cache = Cache(tmp_path)
+    os.mkfifo(tmp_path / "k.built")
+    signal.alarm(5)  # ends a read that waits for a writer, and this process with it
+    try:
+        assert cache.get("k") is None
+    finally:
+        signal.alarm(0)
+    cache.put("k", {"log": ""}, b"body")
+    assert cache.get("k") == ({"log": ""}, b"body")
 
 
 # -- two processes ---------------------------------------------------------------------------------
@@ -228,6 +257,27 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, caplog)
     assert "No space left on device" in caplog.text
 
 
+def test_an_interruption_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nvrtc_cache.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Cache(tmp_path).put("k", {"log": ""}, b"body")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o027, 0o640)])
+def test_others_may_read_what_the_umask_lets_them(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        Cache(tmp_path).put("k", {"log": ""}, b"body")
+        assert os.umask(umask) == umask, "it is as it was"
+    finally:
+        os.umask(before)
+    assert (tmp_path / "k.built").stat().st_mode & 0o777 == mode
+
+
 # -- where it lies ---------------------------------------------------------------------------------
 
 
@@ -241,6 +291,8 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
     assert cache_folder() == Path("/var/cache/me/verify-attn")
     monkeypatch.setenv("VERIFY_ATTN_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.setenv("VERIFY_ATTN_CACHE", "~/mine")
     assert cache_folder() == tmp_path / "mine"
 
 

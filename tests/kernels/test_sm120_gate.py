@@ -1,11 +1,13 @@
 """What the gate of sm120 refuses, and in which words: limits by literals, mutants by compiling."""
 
+import io
 import json
 import re
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from tests.kernels import mutants_cuda as mutants
 from tests.kernels.small_cuda import SMALL, small
@@ -182,6 +184,13 @@ def test_an_instruction_for_one_architecture_alone_is_seen_in_its_machine_code()
     assert re.search(r"not every one of sm_80, sm_90, sm_120 has: .*UCGABAR", problem)
 
 
+class Full(io.StringIO):
+    """A stdout with no room, or that nobody reads any more."""
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -223,6 +232,22 @@ def test_what_is_over_a_limit_is_failed_in_the_record(run, tmp_path):
     by_status = {case["status"]: case for case in json.loads(record.read_text())["cases"]}
     assert "200,000 bytes is over the 101,376" in by_status["fail"]["reason"]
     assert by_status["pass"]["parameters"]["function"] == "merge"
+
+
+def test_the_record_is_there_when_nothing_can_be_shown(run, tmp_path, monkeypatch):
+    from verify_attn import compile_command
+
+    monkeypatch.setattr(compile_command, "output", lambda: Console(file=Full()))
+    record = tmp_path / "compile.json"
+    done = run("--kernel", "sm120", "--arch", "sm_80", "--json", str(record))
+    assert isinstance(done.exception, OSError)
+    assert len(json.loads(record.read_text())["cases"]) == 2
+
+
+def test_an_architecture_given_twice_counts_once(run, tmp_path):
+    record = tmp_path / "compile.json"
+    run("--kernel", "sm120", "--arch", "sm_80", "--arch", "sm_80", "--json", str(record))
+    assert len(json.loads(record.read_text())["cases"]) == 2
 
 
 def test_nothing_to_compile_is_no_pass(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import subprocess
@@ -231,6 +232,21 @@ def test_statuses_make_the_exit_code(tmp_path: Path) -> None:
     assert ends("pass", "inconclusive") == 3
     assert ends("pass", "error") == 1
     assert ends("pass", "fail", "inconclusive") == 1
+
+
+def test_both_files_are_there_when_nothing_can_be_shown(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    case = {"id": "x", "status": "pass", "reason": None, "metrics": {"run_ms": 1.0}, "notes": [],
+            "parameters": {"kernel": "k", "case": "", **vars(Cell())}}  # fmt: skip
+    with pytest.raises(OSError, match="No space left"):
+        finish(asked(tmp_path), {"schema_version": 1, "cases": [case]}, Console(file=Full()), False)
+    assert len(read_record(tmp_path / "r.json")["cases"]) == 1
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 2
 
 
 def test_no_text_in_a_csv_file_is_a_formula(tmp_path: Path) -> None:

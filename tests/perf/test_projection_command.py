@@ -18,7 +18,7 @@ from verify_attn.bench_command import Asked, run_bench
 from verify_attn.cli import main
 from verify_attn.perf import ceilings, cuda_device, projection_show
 from verify_attn.perf.axes import Cell
-from verify_attn.perf.projection import Projection
+from verify_attn.perf.projection import Projection, ProjectionError
 from verify_attn.perf.roofline import Rates
 from verify_attn.record import read_record
 
@@ -207,31 +207,59 @@ class TestBench:
         assert "within" not in case["projected"]
 
 
-DAMAGED = {
-    "no environment": lambda made: made.update(environment=None),
-    "ceilings are a list": lambda made: made["environment"]["bench"].update(ceilings=[1]),
-    "rates are null": lambda made: made["environment"]["bench"]["ceilings"].update(rates=None),
-    "above the sheet": lambda made: made["environment"]["bench"]["ceilings"]["rates"].update(
-        gb_per_s=99_999
-    ),
-    "metrics are null": lambda made: made["cases"][0].update(metrics=None),
-    "a kernel that is a list": lambda made: made["cases"][0]["parameters"].update(kernel=["a"]),
-    "no such page": lambda made: made["cases"][0]["parameters"].update(page_size=0),
-    "half a node": lambda made: made["cases"][0]["parameters"].update(nodes=8.5),
-    "an endless call": lambda made: made["cases"][0]["metrics"].update(run_ms=float("inf")),
-    "no time at all": lambda made: made["cases"][0]["metrics"].update(run_ms=5e-324),
-    "a huge integer": lambda made: made["cases"][0]["metrics"].update(run_ms=10**400),
-    "a clock of words": lambda made: made["cases"][0]["metrics"].update(sm_clock_mhz_most="x"),
-    "a clock that runs back": lambda made: made["cases"][0]["metrics"].update(sm_clock_mhz_most=-5),
-}
+BENCH, CASE = "environment.bench", "cases.0"
+DAMAGED: dict[str, list[Any]] = {  # the field, and what cannot stand there
+    "environment": [None, []],
+    BENCH: [None],
+    f"{BENCH}.identity": [None],
+    f"{BENCH}.identity.name": [5],
+    f"{BENCH}.ceilings": [None, [1]],
+    f"{BENCH}.ceilings.rates": [None, [1]],
+    f"{BENCH}.ceilings.rates.gb_per_s": [
+        None, 0, -1, 1e-300, 99_999, float("inf"), float("nan"), True, 10**400,
+    ],
+    f"{BENCH}.ceilings.rates.tflops": ["x", 1_100.0],
+    f"{CASE}.metrics": [None],
+    f"{CASE}.metrics.run_ms": [float("inf"), float("nan"), 10**400, 5e-324, 0, "fast", True],
+    f"{CASE}.metrics.sm_clock_mhz_most": ["x", -5, float("nan")],
+    f"{CASE}.parameters": [None],
+    f"{CASE}.parameters.kernel": [["a"]],
+    f"{CASE}.parameters.nodes": ["x", 0, -3, 8.5, True],
+    f"{CASE}.parameters.context": [None, -1, 10**30],
+    f"{CASE}.parameters.heads": [0, [8]],
+    f"{CASE}.parameters.page_size": [0],
+    f"{CASE}.parameters.geometry": ["x", 8],
+    f"{CASE}.parameters.layout": ["x", None],
+    f"{CASE}.parameters.dtype": ["x"],
+    f"{CASE}.parameters.tree": ["x"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_record_is_refused_in_words(h200: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path, values in DAMAGED.items() for value in values]
+)
+def test_a_damaged_record_is_refused_with_the_field(path: str, value: Any) -> None:
+    made = record()
+    *outer, field = [int(word) if word.isdecimal() else word for word in path.split(".")]
+    at: Any = made
+    for word in outer:
+        at = at[word]
+    at[field] = value
+    with pytest.raises(ProjectionError, match=rf"the record's .*\b{field}\b.* is ") as caught:
+        Projection.from_record(made, "rtx-pro-6000")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_damaged_record_is_bad_usage(h200: Path) -> None:
     made = json.loads(h200.read_text())
-    DAMAGED[damage](made)
+    made["cases"][0]["parameters"]["layout"] = "[red]\x1b[31mx"
     h200.write_text(json.dumps(made))
-    done = run("roofline", "--gpu", "rtx-pro-6000", "--project", str(h200))
-    assert done.exit_code == 2, done.output
-    assert "record" in done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit)
+    done = run("roofline", "--project", str(h200))
+    assert done.exit_code == 2
+    assert "cases[0].parameters: layout is '[red]" in done.output + (done.stderr or "")
+
+
+def test_nothing_projected_is_inconclusive(h200: Path) -> None:
+    done = run("roofline", "--project", str(h200), "--nodes", "9")
+    assert done.exit_code == 3
+    assert "1 cells have no projection: not measured on h200" in done.output

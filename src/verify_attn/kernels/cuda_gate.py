@@ -57,7 +57,7 @@ Progress = Callable[[int, int, Gated], None]
 
 def units_of(arch: str) -> list[Unit]:
     """The builds of `sm120` for ``arch``; empty for an architecture that it is not for."""
-    from verify_attn.kernels import sm120
+    import verify_attn.kernels.sm120 as sm120
 
     return list(sm120.builds(arch)) if arch in ARCHITECTURES else []
 

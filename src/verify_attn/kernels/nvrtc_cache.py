@@ -26,7 +26,7 @@ _told: set[str] = set()
 def cache_folder() -> Path | None:
     """Where entries lie; None for a user without a home, who has none."""
     if given := os.environ.get(FOLDER_VARIABLE):
-        return Path(given).absolute()
+        return Path(os.path.expanduser(given)).absolute()  # no shell expands a quoted ~
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         # The XDG specification: a relative path is to be ignored.
@@ -85,9 +85,7 @@ class Cache:
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".building-")
             with os.fdopen(handle, "wb") as file:
                 file.write(_packed(key, head, body))
-            os.chmod(
-                temporary, 0o644 & ~_umask()
-            )  # others may use a cache that was filled for them
+            os.chmod(temporary, 0o644 & ~_umask())  # a cache may be filled for others
             os.replace(temporary, self._path(self.folder, key))
             temporary = None
         except OSError as error:

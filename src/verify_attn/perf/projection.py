@@ -7,12 +7,12 @@ What is carried over, and how, is told in docs/projection.md; every assumption i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from verify_attn.hardware import GPUS, GpuModel, sheet_of
+from verify_attn.hardware import GPUS, GpuModel
 from verify_attn.perf.axes import Cell
 from verify_attn.perf.projection_chips import (
     CHIPS,
@@ -21,21 +21,22 @@ from verify_attn.perf.projection_chips import (
     Chip,
     Three,
 )
+from verify_attn.perf.projection_record import (
+    CLOCK,
+    TIME,
+    read_source,
+)
+from verify_attn.perf.projection_record import ProjectionError as ProjectionError
 from verify_attn.perf.projection_work import DESIGNS, Speed, needed_s, spread
 from verify_attn.perf.roofline import work_of
 
 End = Literal["slow", "central", "fast"]
 ENDS: tuple[End, ...] = ("slow", "central", "fast")
-PART = "run"  # of the record: CUDA events around one run
 LEAST_CONTEXTS = 3  # for the cost that does not grow with the context
 HELD = 0.5  # a resource that needs less than this of the longest cannot have held the kernel up
 MEMORY_SLOW, MEMORY_FAST = 0.8, 0.93  # of the sheet's rate
 FIXED_SLOW = 1.5
 MARK = "projected, not measured"
-
-
-class ProjectionError(ValueError):
-    """A record or a GPU that nothing can be projected from or to; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -78,51 +79,20 @@ class Projection:
     target: Chip
     source_sheet: GpuModel
     target_sheet: GpuModel
-    ceilings: Mapping[str, Any]
-    cases: Mapping[tuple[str, Cell], Mapping[str, Any]]
+    rates: Mapping[str, float]
+    cases: Mapping[tuple[str, Cell], Mapping[str, float]]
     command: str
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], gpu: str) -> Projection:
         """``record`` of bench; ``gpu``: a name out of `CHIPS`.  Raises `ProjectionError`."""
-        try:
-            return cls._read(record, gpu)
-        except ProjectionError:
-            raise
-        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as wrong:
-            raise ProjectionError(f"the record is not as bench writes it: {wrong!r}") from None
-
-    @classmethod
-    def _read(cls, record: Mapping[str, Any], gpu: str) -> Projection:
         if gpu not in CHIPS or CHIPS[gpu].sustained is None:
             able = ", ".join(name for name, chip in CHIPS.items() if chip.sustained)
             raise ProjectionError(f"nothing can be projected to {gpu}; to these it can: {able}")
-        bench = record.get("environment", {}).get("bench", {})
-        name = bench.get("identity", {}).get("name", "")
-        sheet = sheet_of(name)
-        if sheet is None or sheet.name not in CHIPS or CHIPS[sheet.name].arch == CHIPS[gpu].arch:
-            able = ", ".join(n for n, c in CHIPS.items() if c.arch != CHIPS[gpu].arch)
-            raise ProjectionError(
-                f"the record is of {name or 'no GPU'}; it must be bench's, of one of these: {able}"
-            )
-        ceilings = bench.get("ceilings", {})
-        if not all(_positive(ceilings.get("rates", {}).get(n)) for n in ("gb_per_s", "tflops")):
-            raise ProjectionError(f"the record of {name} has no measured ceilings")
-        for field, most in (("gb_per_s", sheet.gb_per_s), ("tflops", sheet.tflops)):
-            if not 0.01 * most < (rate := ceilings["rates"][field]) < 1.05 * most:
-                raise ProjectionError(
-                    f"the record's {field} is {rate}; {name} has {most:g} by its data sheet, and a "
-                    "measured ceiling lies below it, at a hundredth at least"
-                )
-        cases = _measured(record.get("cases", []))
-        if not cases:
-            raise ProjectionError(
-                f"the record of {name} has no time of {', '.join(DESIGNS)}: only kernels that do "
-                "the same on both architectures can be projected"
-            )
+        read = read_source(record, CHIPS[gpu].arch)
         return cls(
-            CHIPS[sheet.name], CHIPS[gpu], sheet, GPUS[gpu], ceilings, cases,
-            str(record.get("command", "")),
+            CHIPS[read.sheet.name], CHIPS[gpu], read.sheet, GPUS[gpu], read.rates, read.cases,
+            read.command,
         )  # fmt: skip
 
     @property
@@ -184,7 +154,7 @@ class Projection:
         if case is None:
             return f"not measured on {self.source_sheet.name}"
         design, work = DESIGNS[kernel], work_of(cell.case())
-        measured = case[f"{PART}_ms"] / 1e3
+        measured = case[TIME] / 1e3
         fixed = min(measured, self._fixed_s(kernel, cell))
         rest, times, needs = measured - fixed, {}, {}
         before, over = spread(design, cell, self.source), spread(design, cell, self.target)
@@ -223,19 +193,19 @@ class Projection:
 
     @property
     def _memory_share(self) -> float:
-        return float(self.ceilings["rates"]["gb_per_s"]) / self.source_sheet.gb_per_s
+        return self.rates["gb_per_s"] / self.source_sheet.gb_per_s
 
     @property
     def _sustained(self) -> Three:
         public = self.target.sustained
         assert public is not None
-        share = float(self.ceilings["rates"]["tflops"]) / self.source_sheet.tflops
+        share = self.rates["tflops"] / self.source_sheet.tflops
         return replace(public, central=max(public.slow, min(share, public.central)))
 
-    def _source_speed(self, end: End, case: Mapping[str, Any]) -> Speed:
-        clock = case.get("sm_clock_mhz_most") or self.source.boost_mhz
+    def _source_speed(self, end: End, case: Mapping[str, float]) -> Speed:
+        clock = case.get(CLOCK) or self.source.boost_mhz
         return Speed(
-            self.ceilings["rates"]["gb_per_s"], clock * 1e6, getattr(self.source.mma_flops, end),
+            self.rates["gb_per_s"], clock * 1e6, getattr(self.source.mma_flops, end),
             getattr(self.source.l2_gb_per_s, end),
         )  # fmt: skip
 
@@ -254,7 +224,7 @@ class Projection:
         for (name, other), case in self.cases.items():
             if name == kernel:
                 same = other.changed(context=0)
-                families.setdefault(same, []).append((other.context, case[f"{PART}_ms"] / 1e3))
+                families.setdefault(same, []).append((other.context, case[TIME] / 1e3))
         own = families.get(cell.changed(context=0), [])
         points = own if len(own) >= LEAST_CONTEXTS else max(families.values(), key=len)
         return _intercept(points) if len(points) >= LEAST_CONTEXTS else 0.0
@@ -272,42 +242,3 @@ def _intercept(points: Sequence[tuple[int, float]]) -> float:
     line = np.stack([np.ones_like(n), n / max(n.max(), 1)], axis=1) / seconds[:, None]
     solution = np.linalg.lstsq(line, np.ones_like(seconds), rcond=None)[0]
     return float(min(max(solution[0], 0.0), seconds.min()))
-
-
-def cell_of(parameters: Mapping[str, Any]) -> Cell:
-    """The cell of a case's parameters."""
-    return Cell(**{f.name: parameters[f.name] for f in fields(Cell)})
-
-
-def _measured(cases: Sequence[Mapping[str, Any]]) -> dict[tuple[str, Cell], Mapping[str, Any]]:
-    """(kernel, cell) -> metrics of the cases that have a time, of kernels with a design."""
-    found = {}
-    for case in cases:
-        parameters, metrics = case.get("parameters", {}), case.get("metrics", {})
-        if (
-            parameters.get("kernel") in DESIGNS
-            and case["status"] == "pass" and _positive(metrics.get(f"{PART}_ms"))
-        ):  # fmt: skip
-            try:
-                cell = cell_of(parameters)
-            except (KeyError, TypeError, ValueError) as wrong:
-                raise ProjectionError(f"the record's case {case.get('id')}: {wrong!r}") from None
-            _refuse_impossible(case.get("id"), metrics)
-            if cell.dtype in ("bfloat16", "float16") and not cell.kv_dtype:
-                work_of(cell.case())  # raises where there is no such cell
-                found[parameters["kernel"], cell] = metrics
-    return found
-
-
-def _refuse_impossible(name: Any, metrics: Mapping[str, Any]) -> None:
-    """A call takes a nanosecond to an hour; a clock ticks at 100 MHz to 10 GHz."""
-    for field, least, most in ((f"{PART}_ms", 1e-6, 3.6e6), ("sm_clock_mhz_most", 100, 10_000)):
-        value = metrics.get(field)
-        if value is not None and not (_positive(value) and least <= value <= most):
-            raise ProjectionError(
-                f"the record's case {name}: {field} is {value!r}; it is {least:g} to {most:g}"
-            )
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from verify_attn.hardware import sheet_of
 from verify_attn.perf.axes import Cell
-from verify_attn.perf.projection import MARK, PART, Projection, ProjectionError, cell_of
+from verify_attn.perf.projection import MARK, Projection
 from verify_attn.perf.projection_chips import CHIPS
+from verify_attn.perf.projection_record import TIME, ProjectionError, cell_of
 from verify_attn.perf.show import words
 from verify_attn.record import RecordError, parse_record, read_record
 from verify_attn.terminal import printable, show_table
@@ -67,7 +68,7 @@ def set_beside(projection: Projection, cases: Sequence[dict[str, Any]]) -> None:
         if isinstance(found, str):
             continue
         case["projected"] = found.as_record()
-        measured = case["metrics"].get(f"{PART}_ms")
+        measured = case["metrics"].get(TIME)
         if measured is not None:
             case["projected"] |= {
                 "measured_over_projected": measured / found.ms,
@@ -94,7 +95,7 @@ def show_against(console: Console, record: Mapping[str, Any]) -> None:
     for name in ("measured ms", "projected ms", "low", "high", "measured/projected", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for case in having:
-        p, measured = case["projected"], case["metrics"].get(f"{PART}_ms")
+        p, measured = case["projected"], case["metrics"].get(TIME)
         seen = ["", "", ""]
         if measured is not None:
             inside = "within" if p["within"] else "[yellow]outside[/]"
@@ -107,8 +108,8 @@ def show_against(console: Console, record: Mapping[str, Any]) -> None:
     _show_assumptions(console, about["assumptions"])
 
 
-def show_projection(console: Console, projection: Projection, cells: Sequence[Cell] | None) -> None:
-    """Projected times; ``cells`` None: all that the record has."""
+def show_projection(console: Console, projection: Projection, cells: Sequence[Cell] | None) -> int:
+    """Projected times; ``cells`` None: all that the record has.  Returns how many there are."""
     about = projection.as_record()
     console.print(f"{MARK}: {_origin(about)}", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
@@ -137,6 +138,7 @@ def show_projection(console: Console, projection: Projection, cells: Sequence[Ce
             style="yellow",
         )
     _show_assumptions(console, about["assumptions"])
+    return table.row_count
 
 
 def _origin(about: Mapping[str, Any]) -> str:
