@@ -14,7 +14,7 @@ ELSEWHERE = {
     "verify-attn run --quick": "takes a minute; tests/report/test_run.py runs it with fewer cases",
     "verify-attn run --out today": "as above",
     "verify-attn report today/*": "reads what the one before wrote; docs/report.md's are run",
-    "flock * verify-attn run --out blackwell": "a GPU's record; the tutorial's run is run",
+    "flock * verify-attn run sm120 --out blackwell": "a GPU's record; the tutorial's run is run",
     "tar czf blackwell.tar.gz blackwell": "packs what the command before it wrote",
     "verify-attn bench sm120 *": "needs the card; "
     "tests/perf/test_projection_command.py scripts one",

@@ -69,3 +69,8 @@ def test_an_interpreter_that_cannot_loop_is_not_the_kernels_fault(
         assert said[name].startswith("cannot run: the interpreter of Triton ")
     assert load("torch").unsupported(batch) is None
     assert said["torch"].startswith("runs with ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it may run")
+def test_a_kernel_for_gpus_alone_cannot_run_without_one() -> None:
+    assert dict(_kernels())["sm120"].startswith("cannot run: it needs a GPU of compute capability")

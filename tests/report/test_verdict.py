@@ -233,6 +233,24 @@ def test_a_check_that_was_stopped(tmp_path: Path) -> None:
 # -- not tested ----------------------------------------------------------------------------------
 
 
+def test_a_kernel_that_was_not_tested_at_all_is_named_first(tmp_path: Path) -> None:
+    record = json.loads(CHECK.read_text())
+    reasons = ("no case was drawn", "no case was drawn", "needs a GPU, the batch is on cpu")
+    for number, reason in enumerate(reasons):
+        record["cases"].append(
+            {
+                "id": f"sm120/check-{number}", "parameters": {"kernel": "sm120"}, "metrics": {},
+                "status": "skipped", "reason": reason,
+            }
+        )  # fmt: skip
+    verdict = judged(tmp_path, run_record(), check=record, sweep=swept("die-in-prefill"))
+    told = [line for line in verdict.not_tested if "sm120" in line]
+    assert told == ["check: sm120 was not tested at all: needs a GPU, the batch is on cpu"]
+    assert verdict.not_tested.index(told[0]) < verdict.not_tested.index(
+        "check: torch/capture: does not declare capture"
+    )
+
+
 def test_what_was_not_tested(tmp_path: Path) -> None:
     run = run_record()
     run["cases"][-1] = step("sweep", 0, notes=("no --url: the package's own small model",))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from verify_attn.report.folder import STEPS, Folder, Record
 
 NO_GPU = "no GPU"
 FEW = 6  # names in one line
+NO_CASE = "no case was drawn"
 
 
 def not_tested(folder: Folder) -> Iterator[str]:
@@ -33,9 +35,27 @@ def _whole(folder: Folder, step: str) -> Iterator[str]:
         not_begun = folder.run is not None and case is None
         yield "not begun" if not_begun else str(folder.steps[step].problem)
     yield from map(str, (case or {}).get("notes", ()))
+    if step == "check" and record is not None:
+        for kernel, cases in _skipped_whole(record).items():
+            yield f"{kernel} was not tested at all: {_usual_reason(cases)}"
     swept = step == "sweep" and record is not None and bool(record["cases"])
     if swept and not (record or {}).get("floors_given"):
         yield "no floor was given: decode rates were held to no limit"
+
+
+def _skipped_whole(record: Record) -> dict[str, list[Record]]:
+    """Cases of the kernels of which none was executed."""
+    by: dict[str, list[Record]] = {}
+    for case in record["cases"]:
+        by.setdefault(str(case["parameters"].get("kernel")), []).append(case)
+    return {k: cases for k, cases in by.items() if all(c["status"] == "skipped" for c in cases)}
+
+
+def _usual_reason(cases: list[Record]) -> str:
+    """The kernel's own before that of a check which the draw left out."""
+    reasons = Counter(str(case["reason"]) for case in cases)
+    own = Counter({reason: n for reason, n in reasons.items() if reason != NO_CASE})
+    return (own or reasons).most_common(1)[0][0]
 
 
 def _environment(folder: Folder) -> Record | None:
@@ -68,8 +88,9 @@ def _machine(folder: Folder) -> Iterator[str]:
 def _left_out(record: Record) -> Iterator[str]:
     yield from _cut_short(record)
     reasons: dict[str, list[str]] = {}
+    untested = _skipped_whole(record) if "progress" in record else {}
     for case in record["cases"]:
-        if case["status"] == "skipped":
+        if case["status"] == "skipped" and case["parameters"].get("kernel") not in untested:
             reasons.setdefault(str(case["reason"]), []).append(case["id"])
     for reason, ids in reasons.items():
         yield f"{_some(ids)}: {reason}"
