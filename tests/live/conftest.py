@@ -14,6 +14,7 @@ import pytest
 from tests.live.real import servers
 from tests.live.real.process import Server
 from tests.live.real.venvs import NotMade
+from tests.live.said import Say
 
 Start = Callable[..., AbstractContextManager[Server]]
 
@@ -23,6 +24,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "start_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real_server)
+
+
+@pytest.fixture
+def say(
+    capsys: pytest.CaptureFixture[str], record_property: Callable[[str, object], None]
+) -> Iterator[Say]:
+    """Onto the terminal and into the report: a retry that nobody sees hides a defect."""
+    said: list[str] = []
+
+    def out(text: str) -> None:
+        said.append(text)
+        with capsys.disabled():
+            print(f"\n{text}")
+
+    yield out
+    record_property("sweeps", 1 + len(said))
 
 
 @pytest.fixture(scope="session")

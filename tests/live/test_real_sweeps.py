@@ -29,9 +29,11 @@ from tests.live.real.sweeping import (
     recorded,
     swept,
 )
+from tests.live.said import Say
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import Acceptance, ServerTimings, server_timings
 from verify_attn.live.client import Answer
+from verify_attn.live.points import Trial
 from verify_attn.live.run import Run
 
 BEYOND = 18_000  # tokens; every model here has a context of 16,384
@@ -57,7 +59,7 @@ def own_rate(answer: Answer) -> float:
 
 
 class TestLlamaCpp:
-    def test_a_healthy_sweep(self, llamacpp: Server) -> None:
+    def test_a_healthy_sweep(self, llamacpp: Server, say: Say) -> None:
         named: list[set[str]] = []
         for attempt in range(3):  # a busy machine slows a step, and then that is what is said
             run = swept(llamacpp, contexts=(300, 600), max_tokens=300, seed=attempt)
@@ -80,6 +82,7 @@ class TestLlamaCpp:
             named.append(causes(run))
             if not named[-1]:
                 break
+            say(f"a healthy server is swept anew: {named[-1]}")
         assert set() in named, named
 
     def test_the_rate_is_the_servers_own(self, llamacpp: Server) -> None:
@@ -175,32 +178,40 @@ class TestLlamaCpp:
         result.stdout.fnmatch_lines(["*context overflow: not sent*"])
 
 
+def _seen_over_counted(trial: Trial, answer: Answer, pinned: float) -> tuple[float, float]:
+    """What arrivals say that a step commits and takes, each over the server's own figure."""
+    m, counted = trial.measurement, trial.acceptance
+    assert isinstance(counted, Acceptance)
+    # Each draft is accepted by a throw of dice, so that an answer of 500 tokens has a standard
+    # deviation of 6 % (at 4 a step): five of them.
+    assert counted.committed_per_step == pytest.approx(pinned, rel=0.3)
+    assert m.timeline.source.startswith("one an event")
+    assert m.steps.kind == "bursts"
+    assert trial.committed_per_step == counted.committed_per_step
+    committed = float(counted.committed_per_step)
+    step_ms = committed / own_rate(answer) * 1e3
+    return float(m.committed_per_step) / committed, float(trial.step_ms) / step_ms
+
+
 class TestSpeculationOfLlamaCpp:
     """One event a token: what a step commits is seen in nothing but when they come."""
 
+    @pytest.mark.parametrize("pinned", [4.0, 2.0])
     def test_bursts_say_what_a_step_commits(
-        self, llamacpp_synth4: Server, llamacpp_synth2: Server
+        self, pinned: float, llamacpp_synth4: Server, llamacpp_synth2: Server, say: Say
     ) -> None:
-        for server, pinned in ((llamacpp_synth4, 4.0), (llamacpp_synth2, 2.0)):
-            with server.awake():
-                run = swept(server, contexts=(512,), max_tokens=500, repeats=3)
-            ratios = []
-            for trial, answer in answers(run):
-                m, counted = trial.measurement, trial.acceptance
-                assert isinstance(counted, Acceptance)
-                # Each draft is accepted by a throw of dice, so that an answer of 500 tokens has a
-                # standard deviation of 6 % (at 4 a step): five of them.
-                assert counted.committed_per_step == pytest.approx(pinned, rel=0.3)
-                assert m.timeline.source.startswith("one an event")
-                assert m.steps.kind == "bursts"
-                ratios.append(float(m.committed_per_step) / float(counted.committed_per_step))
-                assert trial.committed_per_step == counted.committed_per_step
-                step_ms = float(counted.committed_per_step) / own_rate(answer) * 1e3
-                assert trial.step_ms == pytest.approx(step_ms, rel=0.05)
-            assert statistics.median(ratios) == pytest.approx(1, abs=0.05), ratios
+        server = {4.0: llamacpp_synth4, 2.0: llamacpp_synth2}[pinned]
+        for attempt in range(3):  # steps of 3 ms run together where a busy machine stops us
+            run = swept(server, contexts=(512,), max_tokens=500, repeats=3, seed=attempt)
+            ratios = [_seen_over_counted(*each, pinned) for each in answers(run)]
             counts = [float(t.acceptance.committed_per_step) for t, _ in answers(run)]
             assert run.points[0].committed_per_step == statistics.median(counts)
             assert not causes(run) & {"chunk-interval", "proxy-buffering", "foreign-traffic"}
+            medians = [statistics.median(each) for each in zip(*ratios, strict=True)]
+            if medians == pytest.approx([1, 1], abs=0.05):
+                break
+            say(f"bursts of {pinned:g} are swept anew: {ratios}")
+        assert medians == pytest.approx([1, 1], abs=0.05), ratios
 
     def test_a_draft_that_is_right_for_a_while(self, llamacpp_half_draft: Server) -> None:
         server = llamacpp_half_draft

@@ -12,6 +12,7 @@ import pytest
 
 from tests.live.real.process import Server, ask, off_the_servers_core
 from tests.live.real.sweeping import PROSE, answers, causes, command, ready, recorded, swept
+from tests.live.said import Say
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import Acceptance
 from verify_attn.live.run import Run
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.vllm
 
 
 class TestPlain:
-    def test_a_healthy_sweep(self, vllm_plain: Server) -> None:
+    def test_a_healthy_sweep(self, vllm_plain: Server, say: Say) -> None:
         named: list[set[str]] = []
         for attempt in range(3):  # a busy machine slows a step, and then that is what is said
             run = swept(vllm_plain, contexts=(300, 600), max_tokens=150, seed=attempt)
@@ -45,6 +46,7 @@ class TestPlain:
             named.append(causes(run))
             if not named[-1]:
                 break
+            say(f"a healthy server is swept anew: {named[-1]}")
         assert set() in named, named
 
     def test_a_context_beyond_its_limit(self, vllm_plain: Server, tmp_path: Path) -> None:

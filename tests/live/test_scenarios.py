@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.live.said import Say
 from tests.live.truth.process import TruthServer
 from tests.live.truth.scenarios import SCENARIOS, Named, healthy
 from tests.live.truth.scenarios import Settings as How
@@ -31,27 +31,9 @@ TTFT_S, RATE, COMMITTED = 0.003, 0.01, 0.02
 
 HEALTHY = How(contexts=(1000, 16_000), max_tokens=240)
 
-Say = Callable[[str], None]
-
 # What the figure is not, as it was asked for: no pass on it.
 UNSOUND = {"fake-streaming", "stall-then-burst", "early-stop", "usage-missing"}
 BROKEN = {"request-failed", "stream-truncated", "stall"}
-
-
-@pytest.fixture
-def say(
-    capsys: pytest.CaptureFixture[str], record_property: Callable[[str, object], None]
-) -> Iterator[Say]:
-    """Onto the terminal and into the report: a retry that nobody sees hides a defect."""
-    said: list[str] = []
-
-    def out(text: str) -> None:
-        said.append(text)
-        with capsys.disabled():
-            print(f"\n{text}")
-
-    yield out
-    record_property("sweeps", 1 + len(said))
 
 
 def off(swept: Swept) -> list[str]:
