@@ -1,6 +1,7 @@
 """Settings of this repository's own tests; the plugin itself is `verify_attn.pytest_plugin`."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -18,6 +19,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
         config.option.timeout = TIMEOUT_S
 
+
+# A shell ignores Ctrl-C for what it starts in the background, and so do that one's own children:
+# tests that interrupt a command would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 choose_triton_mode()  # before a test module imports a Triton kernel
 if "PYTEST_XDIST_WORKER" in os.environ:

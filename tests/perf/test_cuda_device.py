@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +86,29 @@ class TestWays:
         call = device.replay([lambda: fake.kernel(KERNEL_S)] * 5, 40 << 20)
         assert seconds(device, call) == near(KERNEL_S)
         assert call.method == Method("graph", "rotated through 5 copies of 40.0 MiB", calls=5)
+
+    def test_what_a_graph_works_on_lives_as_long_as_the_call(
+        self, device: CudaDevice, fake: FakeCuda
+    ) -> None:
+        class Plan:
+            """With a workspace; nobody but the launch has it."""
+
+        def launch_with(plan: Plan) -> Callable[[], None]:
+            def launch() -> None:
+                fake.kernel(KERNEL_S, name=type(plan).__name__)
+
+            return launch
+
+        plans = [Plan() for _ in range(5)]
+        call = device.replay([launch_with(plan) for plan in plans], 40 << 20)
+        seen = [weakref.ref(plan) for plan in plans]
+        del plans
+        gc.collect()
+        assert all(plan() is not None for plan in seen)
+        assert seconds(device, call) == near(KERNEL_S)
+        del call
+        gc.collect()
+        assert all(plan() is None for plan in seen)
 
     def test_copies_that_fit_into_the_l2_are_warm(self, device: CudaDevice, fake: FakeCuda) -> None:
         call = device.replay([lambda: fake.kernel(KERNEL_S)] * 3, 40 << 20)

@@ -62,7 +62,7 @@ def _one_request(batch: VerifyBatch, request: int, out: torch.Tensor, lse: torch
         acc = acc * fade + weights @ k[:, :latent]
         highest = peak
 
-    seen = total > 0
+    seen = total != 0  # a NaN is not nothing: it must come out
     out.copy_(torch.where(seen, acc / total, 0.0).view(nodes, heads, latent))
     lse.copy_(torch.where(seen, highest + torch.log(total), -torch.inf).view(nodes, heads))
 

@@ -163,7 +163,7 @@ def split_kernel(
         weights, fade, highest, total = softmax_step(scores, highest, total)
         acc = tl.dot(weights.to(k_c.dtype), k_c, acc * fade[:, None], input_precision="ieee")
 
-    some = total > 0.0
+    some = total != 0.0  # a NaN is not nothing: it must come out
     acc = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
     log_sum = tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), float("-inf"))  # base 2
     keep = live[:, None] & (c < LATENT)[None, :]
@@ -208,7 +208,7 @@ def merge_kernel(
     peak = tl.max(parts, 1)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     whole = tl.sum(tl.exp2(parts - base[:, None]), 1)
-    some = whole > 0.0
+    some = whole != 0.0
     whole = tl.where(some, whole, 1.0)
 
     c = tl.program_id(1) * DIMS + tl.arange(0, DIMS)

@@ -108,7 +108,7 @@ def unsplit_kernel(
         v = masked_rows(source, where, inside, c, LATENT)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
 
-    some = total > 0.0
+    some = total != 0.0  # a NaN is not nothing: it must come out
     acc = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
     log_sum = tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
     to = row * stride_on + head * stride_oh

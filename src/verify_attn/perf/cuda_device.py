@@ -40,6 +40,8 @@ class _Timed(Call):
 
     ``writes``  of the flush buffer before the clock starts
     ``single``  one kernel call, to watch it from the host
+    ``held``    what a graph holds addresses in and does not keep: its launches, and so all that
+                they work on (a plan's workspace is nobody else's to keep)
     ``busy_s``  the GPU's work after such a launch had returned, seen from the host
     ``flush``   names of the flush's own activities, as CUPTI tells them
     """
@@ -48,6 +50,7 @@ class _Timed(Call):
     single: Launch = lambda: None
     busy_s: float = 0.0
     flush: tuple[str, ...] = ()
+    held: tuple[Launch, ...] = ()
 
 
 class CudaDevice:
@@ -115,7 +118,7 @@ class CudaDevice:
             f"warm: {copies} are no more than twice the L2 of {self.l2_bytes / MIB:.0f} MiB"
         )  # fmt: skip
         method = Method("graph", l2, calls=len(launches))
-        return _Timed(graph.replay, method, name, 1, launches[0], busy_s)
+        return _Timed(graph.replay, method, name, 1, launches[0], busy_s, held=tuple(launches))
 
     def profiled(self, launch: Launch, name: str = "") -> Call:
         """See `verify_attn.perf.device.Device`."""

@@ -85,7 +85,8 @@ class Device(Protocol):
     def replay(self, launches: Sequence[Launch], copy_bytes: int, name: str = "") -> Call:
         """One CUDA graph of all launches, replayed between two events.
 
-        ``launches``  the same problem in as many places, ``copy_bytes`` each
+        ``launches``  the same problem in as many places, ``copy_bytes`` each; the call keeps them,
+                      for a graph is full of addresses that it does not keep alive itself
         """
 
     def profiled(self, launch: Launch, name: str = "") -> Call:
