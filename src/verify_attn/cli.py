@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 
 import click
@@ -11,7 +13,11 @@ from verify_attn import __version__
 from verify_attn.cli_kernels import bench, check, compare_command, compile_command, roofline
 from verify_attn.cli_runs import doctor, history, report, run
 from verify_attn.cli_servers import serve, sweep
+from verify_attn.file_errors import why
 from verify_attn.record import BAD_USAGE, INTERRUPTED
+from verify_attn.terminal import error
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,7 +38,7 @@ for command in (
 
 
 def entry() -> None:
-    """The console script: Ctrl-C ends with 130 whatever runs."""
+    """The console script: Ctrl-C ends with 130 whatever runs, a full output with an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a kernel may say what it likes
@@ -40,9 +46,15 @@ def entry() -> None:
         main(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(INTERRUPTED)
-    except click.ClickException as error:
-        error.show()
+    except click.ClickException as wrong:
+        wrong.show()
         sys.exit(BAD_USAGE)
+    except OSError as failed:
+        if failed.filename is not None or failed.errno not in FULL:
+            raise
+        # Python writes what is left when it ends, and would fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(error(f"standard output cannot be written: {why(failed)}"))
 
 
 if __name__ == "__main__":

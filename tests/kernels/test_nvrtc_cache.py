@@ -316,6 +316,16 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch, caplog):
     assert caplog.text.count("there is no home directory") == 1
 
 
+def test_an_empty_home_is_none(monkeypatch):
+    monkeypatch.delenv("VERIFY_ATTN_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for home in ("", "relative"):
+        monkeypatch.setenv("HOME", home)
+        assert cache_folder() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
+    assert cache_folder() == Path("/var/cache/me/verify-attn")
+
+
 def test_keys_differ_by_every_part():
     keys = {entry_key(a=1, b=2), entry_key(a=2, b=1), entry_key(a=1), entry_key(a="1", b=2)}
     assert len(keys) == 4

@@ -37,6 +37,20 @@ def test_the_record(user):
         assert case["reason"] or case["status"] == "pass"
 
 
+@pytest.mark.parametrize("args", ["--help", "doctor", "roofline --gpu h200", "check torch"])
+def test_a_full_standard_output_is_told(user, args):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", *COMMAND[1:], *args.split()], cwd=user,
+            env=os.environ | {"PYTHONPATH": PYTHONPATH},
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "error: standard output cannot be written: no space is left on its disk" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 # -- Ctrl-C --------------------------------------------------------------------------------------
 
 

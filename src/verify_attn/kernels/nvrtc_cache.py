@@ -28,6 +28,8 @@ def cache_folder() -> Path | None:
     if given := os.environ.get(FOLDER_VARIABLE):
         return Path(os.path.expanduser(given)).absolute()  # no shell expands a quoted ~
     base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base) and not os.path.isabs(os.environ.get("HOME", "/")):
+        return None  # an empty HOME would mean /.cache
     try:
         # The XDG specification: a relative path is to be ignored.
         return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "verify-attn"
