@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from verify_attn.kernels.base import KernelError
 from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.kernels.peers import PEERS, available
-from verify_attn.kernels.registry import load
+from verify_attn.kernels.registry import lacking, load
 from verify_attn.live.settings import parse_sizes
 from verify_attn.perf.axes import AXES, QUICK, AxisError, Cell, cells
 from verify_attn.perf.subject import TIMERS
@@ -26,7 +28,7 @@ class Asked:
     timers: tuple[str, ...]
     baseline: str
     time_limit_s: float
-    left_out: dict[str, str]  # peers that cannot be used here, and why
+    left_out: dict[str, str]  # kernels that cannot be used here, and why
     record: Path | None = None
     csv: Path | None = None
     project: Path | None = None  # a record of another GPU, to project from
@@ -38,7 +40,7 @@ AXIS_OF = {
     "kv_dtypes": "kv_dtype",
 }  # fmt: skip
 IN_WORDS = ("layout", "tree", "dtype", "kv_dtype")
-DEFAULT_KERNELS = ("triton-unsplit", "triton-split")
+TRITON = ("triton-unsplit", "triton-split")  # and sm120, where there is a GPU that it is for
 
 
 def asked_cells(options: dict[str, Any]) -> tuple[Cell, ...]:
@@ -61,8 +63,14 @@ def ask(kernels: Sequence[str], options: dict[str, Any]) -> Asked:
     unknown = [t for t in timers if t not in TIMERS]
     if unknown:
         raise ValueError(f"no timer {unknown[0]!r}; there are: {', '.join(TIMERS)}")
-    names = list(kernels or DEFAULT_KERNELS)
-    left_out = {}
+    names = list(kernels or TRITON)
+    left_out: dict[str, str] = {}
+    if not kernels:
+        lack = lacking(load("sm120"))
+        if lack is None:
+            names.append("sm120")
+        elif torch.cuda.is_available():
+            left_out["sm120"] = lack
     if options["peers"]:
         for name, reason in available().items():
             if reason is None:

@@ -15,7 +15,6 @@ from verify_attn.cli_runs import doctor, history, report, run
 from verify_attn.cli_servers import serve, sweep
 from verify_attn.file_errors import why
 from verify_attn.record import BAD_USAGE, INTERRUPTED
-from verify_attn.terminal import error
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -52,6 +51,8 @@ def entry() -> None:
     except OSError as failed:
         if failed.filename is not None or failed.errno not in FULL:
             raise
+        from verify_attn.terminal import error
+
         # Python writes what is left when it ends, and would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(error(f"standard output cannot be written: {why(failed)}"))

@@ -6,14 +6,10 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
 
 from verify_attn.environment import Gpu, gpus, interpreted, summary, versions
 from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.kernels.peers import available
-
-if TYPE_CHECKING:
-    from verify_attn.kernels.base import VerifyKernel
 
 
 def findings() -> list[tuple[str, str]]:
@@ -80,24 +76,9 @@ def _interpreter_fault(name: str) -> str | None:
     return interpreter_fault()
 
 
-def _lacking(kernel: VerifyKernel) -> str | None:
-    """What a kernel needs that is not here: a GPU of its architectures, or its compiler."""
-    import torch
-
-    able = kernel.capabilities.architectures
-    if able is not None:
-        named = ", ".join(f"{major}.{minor}" for major, minor in able)
-        if not torch.cuda.is_available():
-            return f"it needs a GPU of compute capability {named}"
-        if (here := torch.cuda.get_device_capability()) not in able:
-            return f"it is for compute capability {named}, this GPU has {here[0]}.{here[1]}"
-    missing: str | None = getattr(getattr(kernel, "target", None), "missing", None)
-    return missing
-
-
 def _kernels() -> list[tuple[str, str]]:
     from verify_attn.kernels.base import KernelError
-    from verify_attn.kernels.registry import load
+    from verify_attn.kernels.registry import lacking, load
 
     lines = []
     for name in BUILTIN:
@@ -110,8 +91,8 @@ def _kernels() -> list[tuple[str, str]]:
         if fault:
             lines.append((name, f"cannot run: {fault}"))
             continue
-        if lacking := _lacking(kernel):
-            lines.append((name, f"cannot run: {lacking}"))
+        if lack := lacking(kernel):
+            lines.append((name, f"cannot run: {lack}"))
             continue
         dtypes = kernel.capabilities.dtypes
         names = [str(d).removeprefix("torch.") for d in dtypes] if dtypes else ["any dtype"]

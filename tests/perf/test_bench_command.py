@@ -17,9 +17,10 @@ from click.testing import CliRunner, Result
 
 from tests.perf.scripted import ScriptedDevice
 from tests.perf.test_bench import Kernel, steady
-from verify_attn import bench_command
+from verify_attn import bench_asked, bench_command
 from verify_attn.bench_command import Asked, finish, run_bench
 from verify_attn.cli import main
+from verify_attn.cli_kernels import bench
 from verify_attn.generate import visible_rows
 from verify_attn.perf import ceilings, cuda_device
 from verify_attn.perf.axes import Cell
@@ -67,6 +68,25 @@ class TestWithoutAGpu:
         done = run("bench", "--dry-run", "--quick", "--peers")
         assert done.exit_code == 0
         assert "left out flashmla: " in done.output
+
+    @pytest.mark.parametrize(
+        ("lack", "gpu", "kernels", "left_out"),
+        [
+            (None, True, ("triton-unsplit", "triton-split", "sm120"), {}),
+            ("no NVRTC", True, ("triton-unsplit", "triton-split"), {"sm120": "no NVRTC"}),
+            ("it needs a GPU", False, ("triton-unsplit", "triton-split"), {}),
+        ],
+    )
+    def test_the_default_is_every_kernel_of_ours_that_can_be_timed(
+        self, monkeypatch: pytest.MonkeyPatch, lack: str | None, gpu: bool,
+        kernels: tuple[str, ...], left_out: dict[str, str],
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(bench_asked, "lacking", lambda kernel: lack)
+        options = bench.make_context("bench", ["--quick"]).params
+        monkeypatch.setattr(bench_asked.torch.cuda, "is_available", lambda: gpu)
+        asked = bench_asked.ask((), options)
+        assert (asked.kernels, asked.left_out) == (kernels, left_out)
+        assert bench_asked.ask(("torch",), options).kernels == ("torch", "triton-unsplit")
 
     def test_the_default_is_every_axis(self) -> None:
         done = run("bench", "--dry-run")
@@ -282,7 +302,7 @@ from tests.perf.test_bench_command import CELLS, Kernel, asked
 from tests.perf.scripted import ScriptedDevice
 from verify_attn.perf import ceilings, cuda_device
 from verify_attn.perf.roofline import Rates
-from verify_attn import bench_command
+from verify_attn import bench_asked, bench_command
 import torch
 torch.cuda.is_available = lambda: True
 class Device(ScriptedDevice):

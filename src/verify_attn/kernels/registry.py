@@ -46,6 +46,21 @@ def load(name: str) -> VerifyKernel:
     return _wrap(name, _resolve(name))
 
 
+def lacking(kernel: VerifyKernel) -> str | None:
+    """What a kernel needs that is not here: a GPU of its architectures, or its compiler."""
+    import torch
+
+    able = kernel.capabilities.architectures
+    if able is not None:
+        named = ", ".join(f"{major}.{minor}" for major, minor in able)
+        if not torch.cuda.is_available():
+            return f"it needs a GPU of compute capability {named}"
+        if (here := torch.cuda.get_device_capability()) not in able:
+            return f"it is for compute capability {named}, this GPU has {here[0]}.{here[1]}"
+    missing: str | None = getattr(getattr(kernel, "target", None), "missing", None)
+    return missing
+
+
 def choose_triton_mode() -> bool:
     """Without a GPU, let Triton interpret; returns True if it will.
 
