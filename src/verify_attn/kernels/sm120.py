@@ -145,15 +145,67 @@ def _check(status: Any, call: str) -> None:
 
 
 @dataclass(eq=False)
-class Plan:
+class Workspace:
     """``part_out`` [slots, 64, D_c] and ``part_sum`` [slots, 64, 2] float32, one slot a segment."""
 
-    loaded: _Loaded
-    blocks: int
+    blocks: int  # of verify_split
+    merge_grid: tuple[int, int, int]
     merge_rows: int
     part_out: torch.Tensor
     part_sum: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: VerifyBatch, blocks: int) -> Workspace:
+        """For a batch on a GPU of so many multiprocessors."""
+        units = max(1, -(-batch.max_nodes * batch.geometry.heads // ROWS))
+        slots = blocks + units * batch.requests
+        few = units * batch.requests * ROWS // MERGE_GROUPS <= 2 * blocks
+        merge_rows = 1 if few else MERGE_GROUPS
+
+        def empty(last: int) -> torch.Tensor:
+            return torch.empty(slots, ROWS, last, dtype=torch.float32, device=batch.device)
+
+        grid = ROWS // merge_rows, units, batch.requests
+        return cls(blocks, grid, merge_rows, empty(batch.geometry.latent_dim), empty(2))
+
+
+@dataclass(eq=False)
+class Plan:
+    """A workspace, and the kernels as they are launched."""
+
+    work: Workspace
+    loaded: _Loaded
     merge: Any  # how verify_merge is launched, but for its stream
+
+
+def parameters(
+    batch: VerifyBatch, work: Workspace, out: torch.Tensor, lse: torch.Tensor
+) -> ctypes.Array[ctypes.c_char]:
+    """``Params`` of the source; raises ``UnsupportedError`` where copies would not be aligned."""
+    q, pool, node_kv = batch.q, batch.kv_pool, batch.node_kv
+    table, mask = batch.page_table, batch.tree_mask
+    q_node, q_head, _ = q.stride()
+    page_stride, row_stride, _ = pool.stride()
+    out_node, out_head, _ = out.stride()
+    lse_node, lse_head = lse.stride()
+    q_at, pool_at = q.data_ptr(), pool.data_ptr()
+    node_at = 0 if node_kv is None else node_kv.data_ptr()
+    if (pool_at | node_at) & 15 or q_at & 3:  # the plan's batch was asked, this one may differ
+        raise UnsupportedError(_unaligned(batch) or "rows are not aligned")
+    packed = ctypes.create_string_buffer(PARAMS.size)  # the driver copies it at each launch
+    PARAMS.pack_into(
+        packed, 0,
+        q_at, pool_at, node_at,
+        table.data_ptr(), batch.prefix_lens.data_ptr(), batch.node_offsets.data_ptr(),
+        mask.data_ptr(), out.data_ptr(), lse.data_ptr(),
+        work.part_out.data_ptr(), work.part_sum.data_ptr(),
+        q_node, q_head, page_stride, row_stride,
+        0 if node_kv is None else node_kv.stride(0), table.stride(0), mask.stride(0),
+        out_node, out_head, lse_node, lse_head,
+        batch.softmax_scale * LOG2_E,
+        len(batch.prefix_lens), q.shape[1], pool.shape[1], work.blocks, work.merge_rows,
+    )  # fmt: skip
+    return packed
 
 
 class Sm120:
@@ -186,47 +238,16 @@ class Sm120:
         index = device.index if device.index is not None else torch.cuda.current_device()
         loaded = _load(geometry.latent_dim, geometry.rope_dim, index)
         blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        units = max(1, -(-batch.max_nodes * geometry.heads // ROWS))
-        slots = blocks + units * batch.requests
-        few = units * batch.requests * ROWS // MERGE_GROUPS <= 2 * blocks
-        merge_rows = 1 if few else MERGE_GROUPS
-        return Plan(
-            loaded, blocks, merge_rows,
-            torch.empty(slots, ROWS, geometry.latent_dim, dtype=torch.float32, device=device),
-            torch.empty(slots, ROWS, 2, dtype=torch.float32, device=device),
-            _launch_of_merge(loaded, (ROWS // merge_rows, units, batch.requests)),
-        )  # fmt: skip
+        work = Workspace.of(batch, blocks)
+        return Plan(work, loaded, _launch_of_merge(loaded, work.merge_grid))
 
     def run(self, batch: VerifyBatch, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
-        q, pool, node_kv = batch.q, batch.kv_pool, batch.node_kv
-        table, mask = batch.page_table, batch.tree_mask
-        q_node, q_head, _ = q.stride()
-        page_stride, row_stride, _ = pool.stride()
-        out_node, out_head, _ = out.stride()
-        lse_node, lse_head = lse.stride()
-        requests = len(batch.prefix_lens)
-        q_at, pool_at = q.data_ptr(), pool.data_ptr()
-        node_at = 0 if node_kv is None else node_kv.data_ptr()
-        if (pool_at | node_at) & 15 or q_at & 3:  # the plan's batch was asked, this one may differ
-            raise UnsupportedError(_unaligned(batch) or "rows are not aligned")
-        params = ctypes.create_string_buffer(PARAMS.size)  # the driver copies it at each launch
-        PARAMS.pack_into(
-            params, 0,
-            q_at, pool_at, node_at,
-            table.data_ptr(), batch.prefix_lens.data_ptr(), batch.node_offsets.data_ptr(),
-            mask.data_ptr(), out.data_ptr(), lse.data_ptr(),
-            plan.part_out.data_ptr(), plan.part_sum.data_ptr(),
-            q_node, q_head, page_stride, row_stride,
-            0 if node_kv is None else node_kv.stride(0), table.stride(0), mask.stride(0),
-            out_node, out_head, lse_node, lse_head,
-            batch.softmax_scale * LOG2_E,
-            requests, q.shape[1], pool.shape[1], plan.blocks, plan.merge_rows,
-        )  # fmt: skip
-        stream = torch.cuda.current_stream(q.device).cuda_stream
+        params = parameters(batch, plan.work, out, lse)
+        stream = torch.cuda.current_stream(batch.device).cuda_stream
         loaded, held = plan.loaded, (ctypes.c_void_p * 1)(ctypes.addressof(params))
         pointers = ctypes.addressof(held)
         (status,) = self._launch(
-            loaded.split, plan.blocks, 1, 1, WARPS * 32, 1, 1, loaded.shared, stream, pointers, 0
+            loaded.split, plan.work.blocks, 1, 1, WARPS * 32, 1, 1, loaded.shared, stream, pointers, 0
         )
         _check(status, "launching verify_split")
         plan.merge.hStream = stream

@@ -1,0 +1,1 @@
+"""`sm120`'s CUDA source on a CPU: see machine.h."""

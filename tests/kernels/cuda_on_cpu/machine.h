@@ -1,0 +1,392 @@
+// A multiprocessor on one CPU thread: enough of CUDA to run sm120's source block by block.
+//
+// Each CUDA thread is a fiber.  Warps take turns in a random order that a seed gives, and copies
+// that the source starts land at a random later time; what they will overwrite is spoiled with NaN
+// as soon as they are started.  So whatever reads too early or writes too early gives a wrong
+// answer for some seed, and whatever waits for something that never comes is told as a deadlock.
+// Products are exact float32 sums in order, as good as a tensor core's; nothing here has a time.
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static  // one block at a time
+
+struct uint3 { unsigned x, y, z; };
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static uint3 threadIdx, blockIdx;
+
+namespace machine {
+
+constexpr int LANES = 32, STACK = 128 << 10, MOST_THREADS = 1024;
+constexpr unsigned GUARD = 4096;
+
+// Waits until *gate is no longer `seen`; every wait there is counts something up.
+struct Fiber {
+    ucontext_t first;
+    jmp_buf at;
+    bool begun = false, ended = true;
+    const unsigned* gate = nullptr;
+    unsigned seen = 0;
+    bool runs() const { return !ended && (gate == nullptr || *gate != seen); }
+};
+
+// What the lanes of a warp do together: the last one that comes does it.
+struct Warp {
+    unsigned done = 0;
+    int arrived = 0;
+    const char* what = "";
+    uint32_t in[LANES][10], out[LANES][4];
+};
+
+struct Barrier {  // of shared memory: `phase` counts those that are complete
+    unsigned phase = 0;
+    int count = 0, pending = 0;
+    long long bytes = 0;
+};
+
+struct Named {
+    unsigned done = 0;
+    int arrived = 0;
+};
+
+static Fiber fibers[MOST_THREADS];
+static Warp warps[MOST_THREADS / LANES];
+static std::vector<char> stacks(size_t(MOST_THREADS) * STACK);
+static std::vector<unsigned char> shared;  // of this block, a guard behind it
+static std::map<uint32_t, Barrier> barriers;
+static Named named[16], all_threads;
+static std::vector<std::deque<std::function<void()>>> copies;  // under way: in order within a queue
+static std::mt19937 dice;
+static std::function<void()> body;
+static jmp_buf scheduler;
+static std::string wrong;
+static int threads, current;
+
+[[noreturn]] inline void fail(const std::string& why) {
+    char where[96];
+    snprintf(where, sizeof where, " (block %u,%u,%u, thread %d)", blockIdx.x, blockIdx.y, blockIdx.z, current);
+    wrong = why + where;
+    longjmp(scheduler, 2);
+}
+
+inline void enter(int fiber) {
+    current = fiber;
+    threadIdx = {unsigned(fiber), 0, 0};
+}
+
+__attribute__((noinline)) inline void wait_for(const unsigned& gate) {
+    Fiber& f = fibers[current];
+    f.gate = &gate, f.seen = gate;
+    if (_setjmp(f.at) == 0) _longjmp(scheduler, 1);
+}
+
+inline void run_body() {
+    body();
+    fibers[current].ended = true;
+    _longjmp(scheduler, 1);
+}
+
+__attribute__((noinline)) inline void resume(int fiber) {
+    Fiber& f = fibers[fiber];
+    enter(fiber);
+    f.gate = nullptr;
+    int why = _setjmp(scheduler);
+    if (why == 2) throw 0;
+    if (why != 0) return;
+    if (f.begun) _longjmp(f.at, 1);
+    f.begun = true;
+    getcontext(&f.first);
+    f.first.uc_stack.ss_sp = stacks.data() + size_t(fiber) * STACK;
+    f.first.uc_stack.ss_size = STACK;
+    f.first.uc_link = nullptr;
+    makecontext(&f.first, run_body, 0);
+    setcontext(&f.first);
+}
+
+inline unsigned any_of(unsigned count) { return std::uniform_int_distribution<unsigned>(0, count - 1)(dice); }
+
+inline bool land_a_copy() {
+    unsigned first = copies.empty() ? 0 : any_of(unsigned(copies.size()));
+    for (size_t i = 0; i < copies.size(); i++) {
+        auto& queue = copies[(first + i) % copies.size()];
+        if (queue.empty()) continue;
+        auto copy = std::move(queue.front());
+        queue.pop_front();
+        copy();
+        return true;
+    }
+    return false;
+}
+
+inline bool run_a_warp() {
+    int count = threads / LANES, first = int(any_of(unsigned(count)));
+    for (int i = 0; i < count; i++) {
+        int warp = (first + i) % count;
+        bool ran = false;
+        for (int turns = int(any_of(200)) + 1; turns > 0; turns--) {
+            bool now = false, backwards = any_of(2) == 0;
+            for (int lane = 0; lane < LANES; lane++) {
+                int fiber = warp * LANES + (backwards ? LANES - 1 - lane : lane);
+                if (fibers[fiber].runs()) resume(fiber), now = true;
+            }
+            if (!now) break;
+            ran = true;
+        }
+        if (ran) return true;
+    }
+    return false;
+}
+
+// One block; throws where it goes wrong, and `wrong` says how.
+inline void run_block(uint3 block, int block_threads, unsigned shared_bytes) {
+    blockIdx = block, threads = block_threads;
+    shared.assign(shared_bytes + GUARD, 0xff);
+    barriers.clear(), copies.assign(threads + 1, {});
+    all_threads = Named();
+    for (Named& each : named) each = Named();
+    for (int i = 0; i < threads; i++) fibers[i].begun = false, fibers[i].ended = false, fibers[i].gate = nullptr;
+    for (int i = 0; i < threads / LANES; i++) warps[i].done = 0, warps[i].arrived = 0;
+    for (;;) {
+        if (any_of(4) == 0) land_a_copy();
+        if (run_a_warp() || land_a_copy()) continue;
+        for (int i = 0; i < threads; i++)
+            if (!fibers[i].ended) {
+                current = i;
+                wrong = "deadlock: thread " + std::to_string(i) + " waits for what never comes (" +
+                        (warps[i / LANES].arrived > 0 ? warps[i / LANES].what : "a barrier") + ")";
+                throw 0;
+            }
+        break;
+    }
+    for (unsigned i = 0; i < GUARD; i++)
+        if (shared[shared_bytes + i] != 0xff) {
+            wrong = "written behind the end of shared memory";
+            throw 0;
+        }
+}
+
+inline unsigned char* at_shared(uint32_t address, unsigned bytes, unsigned alignment) {
+    if (address % alignment != 0) fail("shared address " + std::to_string(address) + " is not aligned");
+    if (address + bytes > shared.size() - GUARD) fail("shared address " + std::to_string(address) + " is outside");
+    return shared.data() + address;
+}
+
+// The last lane of the warp that comes calls `all(warp)`.
+template <class All>
+inline const uint32_t* together(const char* what, std::initializer_list<uint32_t> mine, All all) {
+    Warp& w = warps[current / LANES];
+    int lane = current % LANES;
+    if (w.arrived > 0 && strcmp(w.what, what) != 0) fail(std::string("lanes part: ") + what + " and " + w.what);
+    w.what = what;
+    int i = 0;
+    for (uint32_t word : mine) w.in[lane][i++] = word;
+    if (++w.arrived < LANES) {
+        wait_for(w.done);
+    } else {
+        w.arrived = 0;
+        all(w);
+        w.done++;
+    }
+    return w.out[lane];
+}
+
+inline uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+inline float low_bf16(uint32_t pair) { return float_of(pair << 16); }
+inline float high_bf16(uint32_t pair) { return float_of(pair & 0xffff0000u); }
+inline uint32_t bf16_bits(float x) {
+    if (std::isnan(x)) return 0x7fff;
+    uint32_t u = bits_of(x);
+    return (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+
+inline Barrier& barrier_at(uint32_t address) {
+    auto found = barriers.find(address);
+    if (found == barriers.end()) fail("no barrier was made at " + std::to_string(address));
+    return found->second;
+}
+
+inline void complete(Barrier& b) {
+    if (b.pending < 0) fail("more arrivals at a barrier than it counts");
+    if (b.pending == 0 && b.bytes == 0) b.phase++, b.pending = b.count;
+}
+
+inline void load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
+    const uint32_t* out = together(transposed ? "ldmatrix.trans" : "ldmatrix", {address}, [=](Warp& w) {
+        uint16_t rows[4][8][8];
+        for (int l = 0; l < LANES; l++) memcpy(rows[l / 8][l % 8], at_shared(w.in[l][0], 16, 16), 16);
+        for (int l = 0; l < LANES; l++)
+            for (int m = 0; m < 4; m++) {
+                int a = l / 4, b = l % 4 * 2;
+                uint32_t low = transposed ? rows[m][b][a] : rows[m][a][b];
+                uint32_t high = transposed ? rows[m][b + 1][a] : rows[m][a][b + 1];
+                w.out[l][m] = low | high << 16;
+            }
+    });
+    memcpy(r, out, 16);
+}
+
+}  // namespace machine
+
+// -- what the source calls ---------------------------------------------------------------------
+
+inline uint64_t __cvta_generic_to_shared(const void* at) {
+    return uint64_t(static_cast<const unsigned char*>(at) - machine::shared.data());
+}
+inline float __int_as_float(uint32_t bits) { return machine::float_of(bits); }
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, int by) {
+    return uint32_t((uint64_t(high) << 32 | low) >> (by & 31));
+}
+inline void __syncwarp() { machine::together("__syncwarp", {}, [](machine::Warp&) {}); }
+inline uint32_t __ballot_sync(uint32_t, bool vote) {
+    return *machine::together("__ballot_sync", {vote}, [](machine::Warp& w) {
+        uint32_t all = 0;
+        for (int l = 0; l < 32; l++) all |= uint32_t(w.in[l][0] != 0) << l;
+        for (int l = 0; l < 32; l++) w.out[l][0] = all;
+    });
+}
+inline bool __any_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline uint32_t __shfl_sync(uint32_t, uint32_t value, int from) {
+    return *machine::together("__shfl_sync", {value, uint32_t(from)}, [](machine::Warp& w) {
+        for (int l = 0; l < 32; l++) w.out[l][0] = w.in[w.in[l][1] % 32][0];
+    });
+}
+inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int with) {
+    return __shfl_sync(mask, value, int(threadIdx.x % 32) ^ with);
+}
+inline float __shfl_xor_sync(uint32_t mask, float value, int with) {
+    return machine::float_of(__shfl_xor_sync(mask, machine::bits_of(value), with));
+}
+inline void __syncthreads() {
+    machine::Named& b = machine::all_threads;
+    if (++b.arrived == machine::threads) b.arrived = 0, b.done++;
+    else machine::wait_for(b.done);
+}
+
+// -- its instructions, by the names that translate.py gives them -------------------------------
+
+inline void mbarrier_init(uint32_t at, int count) {
+    machine::at_shared(at, 8, 8);
+    machine::barriers[at] = {0, count, count, 0};
+}
+inline void mbarrier_arrive(uint32_t at) {
+    machine::Barrier& b = machine::barrier_at(at);
+    b.pending--, machine::complete(b);
+}
+inline void mbarrier_expect(uint32_t at, int bytes) {
+    machine::Barrier& b = machine::barrier_at(at);
+    b.bytes += bytes, b.pending--, machine::complete(b);
+}
+inline void mbarrier_wait(uint32_t at, uint32_t parity) {
+    machine::Barrier& b = machine::barrier_at(at);
+    while ((b.phase & 1) == parity) machine::wait_for(b.phase);
+}
+inline void named_arrive(int id) {
+    machine::Named& b = machine::named[id];
+    if (++b.arrived == 64) b.arrived = 0, b.done++;
+}
+inline void named_sync(int id) {
+    machine::Named& b = machine::named[id];
+    if (++b.arrived == 64) b.arrived = 0, b.done++;
+    else machine::wait_for(b.done);
+}
+inline void copy_async(uint32_t to, const void* from, int bytes) {  // cp.async: 16, or zeros
+    unsigned char* target = machine::at_shared(to, 16, 16);
+    if (reinterpret_cast<uintptr_t>(from) % 16 != 0) machine::fail("a copy's source is not aligned");
+    memset(target, 0xff, 16);
+    machine::copies[machine::current].push_back([=] {
+        memset(target, 0, 16);
+        if (bytes > 0) memcpy(target, from, bytes);
+    });
+}
+inline void copy_async_arrive(uint32_t at) {
+    machine::copies[machine::current].push_back([=] { mbarrier_arrive(at); });
+}
+inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t at) {
+    unsigned char* target = machine::at_shared(to, bytes, 16);
+    if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) machine::fail("a bulk copy is not aligned");
+    memset(target, 0xff, bytes);
+    machine::copies.emplace_back();
+    machine::copies.back().push_back([=] {
+        memcpy(target, from, bytes);
+        machine::Barrier& b = machine::barrier_at(at);
+        b.bytes -= bytes, machine::complete(b);
+    });
+    if (machine::copies.size() > 4096) {  // drop the queues that are empty
+        auto& all = machine::copies;
+        size_t kept = machine::threads;
+        for (size_t i = kept; i < all.size(); i++)
+            if (!all[i].empty()) std::swap(all[kept++], all[i]);
+        all.resize(kept);
+    }
+}
+inline void load_shared(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t at) {
+    uint32_t four[4];
+    memcpy(four, machine::at_shared(at, 16, 16), 16);
+    a = four[0], b = four[1], c = four[2], d = four[3];
+}
+inline void store_shared(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    uint32_t four[4] = {a, b, c, d};
+    memcpy(machine::at_shared(at, 16, 16), four, 16);
+}
+inline void store_shared(uint32_t at, uint32_t same) { store_shared(at, same, same, same, same); }
+inline void load_matrix(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t at) {
+    uint32_t r[4];
+    machine::load_matrices(r, at, false);
+    a = r[0], b = r[1], c = r[2], d = r[3];
+}
+inline void load_matrix_transposed(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t at) {
+    uint32_t r[4];
+    machine::load_matrices(r, at, true);
+    a = r[0], b = r[1], c = r[2], d = r[3];
+}
+inline void matrix_multiply(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2,
+                            uint32_t a3, uint32_t b0, uint32_t b1) {
+    using namespace machine;
+    const uint32_t* out = together(
+        "mma", {a0, a1, a2, a3, b0, b1, bits_of(d0), bits_of(d1), bits_of(d2), bits_of(d3)}, [](Warp& w) {
+            float a[16][16], b[8][16];
+            for (int l = 0; l < LANES; l++) {
+                int group = l / 4, two = l % 4 * 2;
+                for (int i = 0; i < 4; i++) {
+                    int row = group + i % 2 * 8, column = two + i / 2 * 8;
+                    a[row][column] = low_bf16(w.in[l][i]), a[row][column + 1] = high_bf16(w.in[l][i]);
+                }
+                for (int i = 0; i < 2; i++)
+                    b[group][two + i * 8] = low_bf16(w.in[l][4 + i]), b[group][two + i * 8 + 1] = high_bf16(w.in[l][4 + i]);
+            }
+            for (int l = 0; l < LANES; l++)
+                for (int i = 0; i < 4; i++) {
+                    const float *x = a[l / 4 + i / 2 * 8], *y = b[l % 4 * 2 + i % 2];
+                    float sum = 0.0f;
+                    for (int k = 0; k < 16; k++) sum += x[k] * y[k];
+                    w.out[l][i] = bits_of(float_of(w.in[l][6 + i]) + sum);
+                }
+        });
+    d0 = float_of(out[0]), d1 = float_of(out[1]), d2 = float_of(out[2]), d3 = float_of(out[3]);
+}
+inline void power_of_two(float& y, float x) { y = exp2f(x); }
+inline void to_bf16_pair(uint32_t& both, float high, float low) {
+    both = machine::bf16_bits(high) << 16 | machine::bf16_bits(low);
+}
+inline void nothing() {}
