@@ -19,7 +19,8 @@ from verify_attn.problem import VerifyBatch
 
 HERE = Path(__file__).parent
 FLAGS = (
-    "-std=c++17", "-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w",
+    "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fno-strict-aliasing",
+    "-U_FORTIFY_SOURCE", "-w",
 )  # fmt: skip
 
 

@@ -137,12 +137,16 @@ inline bool land_a_copy() {
     return false;
 }
 
+// For a while, or for long; now and then one warp sleeps until no other can go on.
 inline bool run_a_warp() {
+    static int asleep;
     int count = threads / LANES, first = int(any_of(unsigned(count)));
-    for (int i = 0; i < count; i++) {
-        int warp = (first + i) % count;
+    if (any_of(20) == 0) asleep = int(any_of(unsigned(count)));
+    for (int i = 0; i <= count; i++) {
+        int warp = i < count ? (first + i) % count : asleep % count;
+        if (warp == asleep && i < count) continue;
         bool ran = false;
-        for (int turns = int(any_of(200)) + 1; turns > 0; turns--) {
+        for (int turns = 1 << any_of(9); turns > 0; turns--) {
             bool now = false, backwards = any_of(2) == 0;
             for (int lane = 0; lane < LANES; lane++) {
                 int fiber = warp * LANES + (backwards ? LANES - 1 - lane : lane);
@@ -195,7 +199,7 @@ template <class All>
 inline const uint32_t* together(const char* what, std::initializer_list<uint32_t> mine, All all) {
     Warp& w = warps[current / LANES];
     int lane = current % LANES;
-    if (w.arrived > 0 && strcmp(w.what, what) != 0) fail(std::string("lanes part: ") + what + " and " + w.what);
+    if (w.arrived > 0 && w.what != what && strcmp(w.what, what) != 0) fail(std::string("lanes part: ") + what + " and " + w.what);
     w.what = what;
     int i = 0;
     for (uint32_t word : mine) w.in[lane][i++] = word;
@@ -365,23 +369,23 @@ inline void matrix_multiply(float& d0, float& d1, float& d2, float& d3, uint32_t
     using namespace machine;
     const uint32_t* out = together(
         "mma", {a0, a1, a2, a3, b0, b1, bits_of(d0), bits_of(d1), bits_of(d2), bits_of(d3)}, [](Warp& w) {
-            float a[16][16], b[8][16];
+            float a[16][16], b[16][8], d[16][8];
             for (int l = 0; l < LANES; l++) {
+                const uint32_t* in = w.in[l];
                 int group = l / 4, two = l % 4 * 2;
                 for (int i = 0; i < 4; i++) {
-                    int row = group + i % 2 * 8, column = two + i / 2 * 8;
-                    a[row][column] = low_bf16(w.in[l][i]), a[row][column + 1] = high_bf16(w.in[l][i]);
+                    float* to = &a[group + i % 2 * 8][two + i / 2 * 8];
+                    to[0] = low_bf16(in[i]), to[1] = high_bf16(in[i]);
+                    d[group + i / 2 * 8][two + i % 2] = float_of(in[6 + i]);
                 }
                 for (int i = 0; i < 2; i++)
-                    b[group][two + i * 8] = low_bf16(w.in[l][4 + i]), b[group][two + i * 8 + 1] = high_bf16(w.in[l][4 + i]);
+                    b[two + i * 8][group] = low_bf16(in[4 + i]), b[two + i * 8 + 1][group] = high_bf16(in[4 + i]);
             }
+            for (int row = 0; row < 16; row++)
+                for (int k = 0; k < 16; k++)
+                    for (int column = 0; column < 8; column++) d[row][column] += a[row][k] * b[k][column];
             for (int l = 0; l < LANES; l++)
-                for (int i = 0; i < 4; i++) {
-                    const float *x = a[l / 4 + i / 2 * 8], *y = b[l % 4 * 2 + i % 2];
-                    float sum = 0.0f;
-                    for (int k = 0; k < 16; k++) sum += x[k] * y[k];
-                    w.out[l][i] = bits_of(float_of(w.in[l][6 + i]) + sum);
-                }
+                for (int i = 0; i < 4; i++) w.out[l][i] = bits_of(d[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2]);
         });
     d0 = float_of(out[0]), d1 = float_of(out[1]), d2 = float_of(out[2]), d3 = float_of(out[3]);
 }
