@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from verify_attn.float32 import exact_products
 from verify_attn.problem import VerifyBatch
 
 # Scores held at once by the twin: 2^26 float32 are 256 MiB.
@@ -87,6 +88,7 @@ def oracle(batch: VerifyBatch) -> Reference:
     return Reference(out, lse, strength, keys, geometry.qk_dim)
 
 
+@exact_products()
 def fast_reference(batch: VerifyBatch, dtype: torch.dtype = torch.float32) -> Reference:
     """The vectorised twin of `oracle`: a request at a time, all nodes and heads together, on the
     batch's device.  Long prefixes go through in pieces that are merged by log-sum-exp.  To judge a

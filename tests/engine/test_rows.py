@@ -22,6 +22,8 @@ rows_triton = importlib.import_module("verify_attn.engine.rows_triton")
 LAYERS, PAGES, PAGE_SIZE = 2, 4, 3
 SLOTS = PAGES * PAGE_SIZE
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where the kernel runs, if it does
+# Where there is a GPU, on the GPU: `pytest -m gpu` is to run them too.
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 runs_the_kernel = pytest.mark.skipif(
     DEVICE == "cpu" and not rows_triton.triton.knobs.runtime.interpret,
     reason="Triton is told to compile, and there is no GPU",

@@ -16,6 +16,8 @@ from verify_attn.generate import Case
 from verify_attn.kernels.base import FunctionKernel, ObjectKernel, VerifyKernel, declared
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Where there is a GPU, on the GPU: `pytest -m gpu` is to run them too.
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
 
 def as_kernel(name: str, target: Any) -> VerifyKernel:

@@ -16,6 +16,8 @@ from verify_attn.problem import VerifyBatch
 from verify_attn.reference import Reference, oracle
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Where there is a GPU, on the GPU: `pytest -m gpu` is to run them too.
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
 
 class Watched(Trial):

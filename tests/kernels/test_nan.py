@@ -11,6 +11,8 @@ from verify_attn.kernels.builtin import BUILTIN
 from verify_attn.kernels.registry import load
 
 GPU = torch.cuda.is_available()
+# Where there is a GPU, on the GPU: `pytest -m gpu` is to run them too.
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 # Triton's interpreter has no bfloat16.
 SPOILED = Case(
     ((300, "random:5:1"), (90, "star:3"), (0, "chain:2")),

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from verify_attn.perf import capture, cuda_device
+from verify_attn import cuda_graph
+from verify_attn.perf import cuda_device
 from verify_attn.perf.clocks import Clocks
 from verify_attn.perf.cuda_device import CudaDevice
 
@@ -140,13 +141,13 @@ def device_on(
     buffer = SimpleNamespace(
         zero_=lambda: fake.kernel(WRITE_S, name="fill"), numel=lambda: 1024 << 20
     )
-    for module in (cuda_device, capture):
+    for module in (cuda_device, cuda_graph):
         monkeypatch.setattr(module, "cuda", fake)
     monkeypatch.setattr(cuda_device, "perf_counter", lambda: fake.now)
     monkeypatch.setattr(cuda_device, "profile", fake.profile)
     monkeypatch.setattr(cuda_device, "gpus", found)
     monkeypatch.setattr(cuda_device, "_flush_buffer", lambda device, l2: buffer)
     monkeypatch.setattr(cuda_device, "Clocks", lambda uuid: Clocks("none of the tests'"))
-    monkeypatch.setattr(capture.torch._C, "_cuda_endAllocateToPool",
+    monkeypatch.setattr(cuda_graph.torch._C, "_cuda_endAllocateToPool",
                         lambda index, pool: fake.ended.append(pool), raising=False)  # fmt: skip
     return CudaDevice()

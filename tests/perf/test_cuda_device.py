@@ -123,6 +123,18 @@ class TestWays:
         assert seconds(device, call) == near(3 * KERNEL_S)
         assert call.method.timer == "cupti"
 
+    def test_a_call_that_has_become_quicker_is_watched_anew(
+        self, device: CudaDevice, fake: FakeCuda
+    ) -> None:
+        """Then its answer is no longer that of the timed call, once."""
+        took = [KERNEL_S]
+        call = device.once(lambda: fake.kernel(took[0]))
+        assert device.sample(call).stands
+        took[0] = KERNEL_S / 3
+        first, second = device.sample(call), device.sample(call)
+        assert (first.seconds, second.seconds) == (near(KERNEL_S / 3), near(KERNEL_S / 3))
+        assert (first.stands, second.stands) == (False, True)
+
     @pytest.mark.parametrize(("launches", "size"), [(0, 1), (1, 0)])
     def test_nothing_to_replay(self, device: CudaDevice, launches: int, size: int) -> None:
         with pytest.raises(ValueError, match="one launch at least"):

@@ -14,6 +14,7 @@ from verify_attn.conformance.tolerance import lse_bound, out_bound
 from verify_attn.generate import Case, build
 from verify_attn.geometry import AttentionGeometry
 from verify_attn.kernels.base import Capabilities
+from verify_attn.kernels.torch_kernel import torch_verify
 from verify_attn.problem import FP8_DTYPES, VerifyBatch
 from verify_attn.reference import Reference, fast_reference, oracle
 
@@ -241,3 +242,20 @@ def test_rows_and_device() -> None:
     assert torch.equal(part.lse, whole.lse[1:3])
     assert torch.equal(part.keys, whole.keys[1:3])
     assert whole.to(torch.device("meta")).strength.device.type == "meta"
+
+
+@pytest.mark.parametrize("judge", [fast_reference, torch_verify])
+def test_products_have_all_their_bits(monkeypatch: pytest.MonkeyPatch, judge: object) -> None:
+    """Whatever a module that was imported before allowed, and it is allowed again afterwards."""
+    seen, exp, matmul = [], torch.exp, torch.backends.cuda.matmul
+    batch = build(Case(((5, "chain:4"),), geometry="tiny/2"))
+    monkeypatch.setattr(
+        torch, "exp", lambda *a, **k: (seen.append(matmul.fp32_precision), exp(*a, **k))[1]
+    )
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        judge(batch, *([] if judge is fast_reference else batch.outputs()))
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+    assert set(seen) == {"ieee"}

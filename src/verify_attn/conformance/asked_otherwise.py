@@ -18,6 +18,7 @@ from verify_attn.conformance.trial import (
     judge_dtype,
     poisoned_outputs,
 )
+from verify_attn.float32 import exact_products
 
 
 @check("page-size", "the same tokens in pages of another size")
@@ -102,7 +103,8 @@ def _chain_is_causal(trial: Trial) -> None:
     v = k[:, : batch.geometry.latent_dim]
     causal = torch.ones(n, p + n, dtype=torch.bool, device=k.device).tril(p)
     right = torch.empty(n, batch.geometry.heads, v.shape[1], dtype=dtype, device=k.device)
-    with sdpa_kernel(SDPBackend.MATH):  # its other backends are kernels that may be wrong too
+    # Its other backends are kernels that may be wrong too.
+    with exact_products(), sdpa_kernel(SDPBackend.MATH):
         for head in range(batch.geometry.heads):  # all at once would hold a copy of k for each
             right[:, head] = scaled_dot_product_attention(
                 content.q[None, :, head].to(dtype), k[None], v[None],
@@ -136,9 +138,7 @@ def _capture(trial: Trial) -> None:
     trial.prepare(batch, plan)
     out, lse = poisoned_outputs(batch)
     trial.launch(batch, plan, out, lse)  # compiles outside the graph
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        trial.call(kernel.run, batch, plan, out, lse)
+    graph = trial.capture(lambda: kernel.run(batch, plan, out, lse))
     judged = [(trial.judge(b), b) for b in (other, batch)]
     saved = {n: t.clone() for n in INPUTS if (t := getattr(batch, n)) is not None}
     contents = [{n: getattr(other, n) for n in saved}, saved]

@@ -202,7 +202,13 @@ def attempt(
 
     ``among``: likely reasons to prefer; ``explain=False``: look for none, which is quicker.
     """
-    trial = Trial(kernel, case, device)
+    try:
+        return _attempt(Trial(kernel, case, device), name, among, explain)
+    finally:
+        _give_back_memory(device)
+
+
+def _attempt(trial: Trial, name: str, among: list[str] | None, explain: bool) -> dict[str, Any]:
     try:
         CHECKS[name].run(trial)
     except (NotApplicable, UnsupportedError) as reason:
@@ -216,8 +222,6 @@ def attempt(
         trace = "".join(traceback.format_exception(error)).rstrip()
         summary = f"verify-attn itself raised, which is a bug of its own\n{trace}"
         return _failed(trial, name, CheckFailed(summary), None, explain)
-    finally:
-        _give_back_memory(device)
     return {"status": "pass", "worst": trial.worst}
 
 

@@ -14,6 +14,7 @@ import torch
 from verify_attn.assemble import Arrangement, Content, assemble
 from verify_attn.conformance.compare import Mismatch, within
 from verify_attn.conformance.tolerance import lse_bound, out_bound
+from verify_attn.cuda_graph import CaptureError, capture
 from verify_attn.generate import Case, contents
 from verify_attn.kernels.base import UnsupportedError, VerifyKernel
 from verify_attn.problem import VerifyBatch
@@ -109,6 +110,8 @@ class Trial:
         try:
             batch = assemble(self.case.attention_geometry, requests, how, like)
         except (MemoryError, RuntimeError) as error:
+            if self.device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
+                raise  # an earlier launch's fault, most likely: not one of memory
             reason = str(error).strip().splitlines()[0]
             raise NotApplicable(f"the case does not fit into memory here: {reason}") from None
         reason = self.call(self.kernel.unsupported, batch)
@@ -179,6 +182,14 @@ class Trial:
                     "its own",
                     reason="a tile's rows or dims past the end are stored too",
                 )
+
+    def capture(self, launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """A graph of one launch, which has run before; a kernel that cannot be captured fails."""
+        try:
+            return capture([launch], torch.cuda.current_device())
+        except CaptureError as failure:
+            text = f"the kernel declares capture, but {failure}"
+            raise KernelRaised(f"{text}\n{user_traceback(failure.raised)}") from None
 
     def compare(
         self, output: Output, reference: Reference, batch: VerifyBatch, what: str, times: int = 1

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from verify_attn.cuda_graph import no_collection
 from verify_attn.engine.inputs import Shape
 from verify_attn.engine.static_step import Machine, StaticStep
 from verify_attn.engine.step import Output, Part
@@ -45,7 +46,7 @@ def capture(run: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGrap
     for _ in range(2):
         run()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with no_collection(), torch.cuda.graph(graph, pool=pool):
         result = run()
     return graph, result
 

@@ -247,7 +247,17 @@ class Sm120:
         loaded, held = plan.loaded, (ctypes.c_void_p * 1)(ctypes.addressof(params))
         pointers = ctypes.addressof(held)
         (status,) = self._launch(
-            loaded.split, plan.work.blocks, 1, 1, WARPS * 32, 1, 1, loaded.shared, stream, pointers, 0
+            loaded.split,
+            plan.work.blocks,
+            1,
+            1,
+            WARPS * 32,
+            1,
+            1,
+            loaded.shared,
+            stream,
+            pointers,
+            0,
         )
         _check(status, "launching verify_split")
         plan.merge.hStream = stream

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from verify_attn.float32 import exact_products
 from verify_attn.kernels.base import declare
 from verify_attn.problem import FP8_DTYPES, VerifyBatch
 
@@ -22,10 +23,11 @@ _SCORES_AT_ONCE = 1 << 25
 )
 def torch_verify(batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Fill ``out`` [N, H, D_c] and ``lse`` [N, H]."""
-    for request in range(batch.requests):
-        first, last = batch.offset_list[request], batch.offset_list[request + 1]
-        if last > first:
-            _one_request(batch, request, out[first:last], lse[first:last])
+    with exact_products():
+        for request in range(batch.requests):
+            first, last = batch.offset_list[request], batch.offset_list[request + 1]
+            if last > first:
+                _one_request(batch, request, out[first:last], lse[first:last])
 
 
 def _one_request(batch: VerifyBatch, request: int, out: torch.Tensor, lse: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from verify_attn.conformance.trial import CheckFailed, KernelRaised, NotApplicable
+from verify_attn.cuda_graph import first_line
 from verify_attn.generate import CaseError
 from verify_attn.kernels.base import UnsupportedError, VerifyKernel
 from verify_attn.perf.axes import Cell
@@ -18,7 +19,7 @@ from verify_attn.perf.device import Device, Sample, TimerError
 from verify_attn.perf.fresh import Moments
 from verify_attn.perf.roofline import Rates
 from verify_attn.perf.statistics import FEWEST, median_interval
-from verify_attn.perf.subject import Shared, Subject, own_cell
+from verify_attn.perf.subject import Shared, Subject, give_back, own_cell
 from verify_attn.tracebacks import user_traceback
 
 WARM_UP, LEAST_ROUNDS, MOST_ROUNDS = 3, 15, 100
@@ -76,8 +77,7 @@ class Bench:
         """Of each cell, in order."""
         for cell in self.cells:
             yield self._cell(cell)
-            if self.device.torch_device.type == "cuda":
-                torch.cuda.empty_cache()
+            give_back(self.device.torch_device)
 
     def _cell(self, cell: Cell) -> list[dict[str, Any]]:
         timed, cases = [], []
@@ -160,11 +160,13 @@ class Bench:
         try:
             subject.disturb(part)
             sample = self.device.sample(subject.calls[part])
-            if check:
+            if check and sample.stands:
                 subject.judge(part)
             return sample
         except TimerError as wrong:
             one.failure = "error", str(wrong)
+        except torch.OutOfMemoryError as error:  # of the harness's own, to judge with
+            one.failure = "skipped", f"out of GPU memory ({first_line(error)})"
         except CheckFailed as failure:
             one.failure = self._after(subject.kernel, failure)
         except (Exception, SystemExit) as raised:

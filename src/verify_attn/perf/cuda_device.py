@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -21,8 +21,8 @@ import torch
 from torch import cuda
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
+from verify_attn.cuda_graph import CaptureError, capture, first_line
 from verify_attn.environment import gpus
-from verify_attn.perf.capture import capture, first_line
 from verify_attn.perf.clocks import Clocks
 from verify_attn.perf.device import Call, Launch, Method, Sample, TimerError
 
@@ -34,6 +34,13 @@ LATENCY_S = 50e-6  # from a launch to the GPU, and from the GPU's end to the hos
 BELIEVED = 0.8  # of the time seen from the host; clocks vary
 
 
+@dataclass
+class Busy:
+    """``seconds``; watched anew where a call has become quicker than that."""
+
+    seconds: float
+
+
 @dataclass(frozen=True)
 class _Timed(Call):
     """A call with what its samples need.
@@ -42,13 +49,13 @@ class _Timed(Call):
     ``single``  one kernel call, to watch it from the host
     ``held``    what a graph holds addresses in and does not keep: its launches, and so all that
                 they work on (a plan's workspace is nobody else's to keep)
-    ``busy_s``  the GPU's work after such a launch had returned, seen from the host
+    ``busy``    the GPU's work after such a launch had returned, seen from the host
     ``flush``   names of the flush's own activities, as CUPTI tells them
     """
 
     writes: int = 0
     single: Launch = lambda: None
-    busy_s: float = 0.0
+    busy: Busy = field(default_factory=lambda: Busy(0.0))
     flush: tuple[str, ...] = ()
     held: tuple[Launch, ...] = ()
 
@@ -96,7 +103,7 @@ class CudaDevice:
         if not writes:
             return self._whole(launch, name, busy_s)
         method = Method("events", self._flushed(writes))
-        return _Timed(launch, method, name, writes, launch, busy_s)
+        return _Timed(launch, method, name, writes, launch, Busy(busy_s))
 
     def whole(self, launch: Launch, name: str = "") -> Call:
         """See `verify_attn.perf.device.Device`."""
@@ -111,14 +118,19 @@ class CudaDevice:
                 "at least, and the bytes that it works on"
             )
         busy_s = self._watch(launches[0])[1]
-        graph = capture(launches, self.torch_device.index)
+        try:
+            graph = capture(launches, self.torch_device.index)
+        except CaptureError as failure:
+            raise TimerError(str(failure)) from failure
         copies = f"{len(launches)} copies of {copy_bytes / MIB:.1f} MiB"
         cold = len(launches) * copy_bytes > 2 * self.l2_bytes
         l2 = f"rotated through {copies}" if cold else (
             f"warm: {copies} are no more than twice the L2 of {self.l2_bytes / MIB:.0f} MiB"
         )  # fmt: skip
         method = Method("graph", l2, calls=len(launches))
-        return _Timed(graph.replay, method, name, 1, launches[0], busy_s, held=tuple(launches))
+        return _Timed(
+            graph.replay, method, name, 1, launches[0], Busy(busy_s), held=tuple(launches)
+        )
 
     def profiled(self, launch: Launch, name: str = "") -> Call:
         """See `verify_attn.perf.device.Device`."""
@@ -137,7 +149,7 @@ class CudaDevice:
             )
         method = Method("cupti", self._flushed(writes))
         names = tuple(event.name for event in flush)
-        return _Timed(launch, method, name, writes, launch, busy_s, names)
+        return _Timed(launch, method, name, writes, launch, Busy(busy_s), names)
 
     def sample(self, call: Call) -> Sample:
         """See `verify_attn.perf.device.Device`; ``call`` is one of this device's own."""
@@ -150,12 +162,12 @@ class CudaDevice:
                 f"{_called(call)} took {seconds} s by its {call.method.timer} timer; a time is a "
                 "positive number"
             )
-        self._refuse_hidden(call, seconds)
-        return Sample(seconds, self.clocks.read())
+        again = self._refuse_hidden(call, seconds)
+        return Sample(seconds, self.clocks.read(), stands=not again)
 
     def _whole(self, launch: Launch, name: str, busy_s: float) -> Call:
         method = Method("events", f"{self._flushed(1)}, which are waited for", drained=True)
-        return _Timed(launch, method, name, 1, launch, busy_s)
+        return _Timed(launch, method, name, 1, launch, Busy(busy_s))
 
     def _flushed(self, writes: int) -> str:
         return f"flushed before each call by {writes * self._buffer.numel() // MIB} MiB of writes"
@@ -211,10 +223,10 @@ class CudaDevice:
         cuda.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
-    def _refuse_hidden(self, call: _Timed, seconds: float) -> None:
-        busy_s = call.busy_s
-        if seconds + LATENCY_S >= BELIEVED * busy_s:
-            return
+    def _refuse_hidden(self, call: _Timed, seconds: float) -> bool:
+        """Raises where work is not timed; was the call made again to find out?"""
+        if seconds + LATENCY_S >= BELIEVED * call.busy.seconds:
+            return False
         busy_s = self._watch(call.single)[1]  # the clocks may have risen since
         if seconds + LATENCY_S < BELIEVED * busy_s:
             raise TimerError(
@@ -223,6 +235,8 @@ class CudaDevice:
                 "work on another stream is not timed. Let that stream wait for the current one "
                 "(side.wait_stream) before the work, and the current one for it after"
             )
+        call.busy.seconds = busy_s
+        return True
 
     def _span(self, call: _Timed) -> float:
         """From the start of the call's first activity to the end of its last."""

@@ -51,10 +51,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Sample:
-    """``seconds`` of one kernel call."""
+    """``seconds`` of one kernel call.
+
+    ``stands``  does its answer stand in the outputs?  False: it was called again since, to be sure
+                of the time
+    """
 
     seconds: float
     reading: Reading
+    stands: bool = True
 
 
 @dataclass(frozen=True)

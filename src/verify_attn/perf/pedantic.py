@@ -19,7 +19,7 @@ from verify_attn.perf.own_case import CaseCell, cell_of
 from verify_attn.perf.rounds import WARM_UP, Clock, NotPassed, Rounds
 from verify_attn.perf.saved import KEY
 from verify_attn.perf.statistics import SampleError
-from verify_attn.perf.subject import Shared, Subject, own_cell
+from verify_attn.perf.subject import Shared, Subject, give_back, own_cell
 from verify_attn.perf.tested import Tested
 from verify_attn.tracebacks import user_traceback
 
@@ -113,8 +113,7 @@ class Pedantic:
         if self._of == cell.id:
             return
         self._of, self._shared, self._base = cell.id, Shared(), None
-        if self.tested.device.torch_device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(self.tested.device.torch_device)
 
     def _baseline(self, cell: Cell) -> Subject | str:
         """The baseline on the cell, or why there is none; made once a cell."""

@@ -82,7 +82,7 @@ class Rounds:
         """Judge and keep; after the last round raises `NotPassed` unless there is a result."""
         if self.case:  # --benchmark-cprofile calls once more, untimed
             return
-        if self.moments(self.number):
+        if self.moments(self.number) and self.last.stands:
             self.subject.judge(self.part)
         if self.number >= WARM_UP:
             self.samples[self.part].append(self.last)
@@ -96,7 +96,7 @@ class Rounds:
         for part in self.beside:
             self.subject.disturb(part)
             sample = self.device.sample(self.subject.calls[part])
-            if self.moments_beside(self.number):
+            if self.moments_beside(self.number) and sample.stands:
                 self.subject.judge(part)
             if self.number >= WARM_UP:
                 self.samples[part].append(sample)
@@ -110,10 +110,10 @@ class Rounds:
             return None
         try:
             self.base.disturb("run")
-            seconds = self.device.sample(self.base.calls["run"]).seconds
-            if judge:
+            sample = self.device.sample(self.base.calls["run"])
+            if judge and sample.stands:
                 self.base.judge("run")
-            return seconds
+            return sample.seconds
         except Exception as failure:
             self.notes.append(f"no speedup: {self.base.kernel.name}: {failure}")
             self.base, self.baseline = None, []

@@ -7,6 +7,7 @@ the calls that are timed.  Every timed call is on numbers that the kernel has no
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from verify_attn.conformance.trial import (
     guards_written,
     poisoned_outputs,
 )
+from verify_attn.cuda_graph import first_line
 from verify_attn.generate import contents
 from verify_attn.kernels.base import VerifyKernel
 from verify_attn.perf.axes import Cell
@@ -58,6 +60,14 @@ class Shared:
             self._made[key] = made, trial.reference
         else:
             trial.__dict__["reference"] = reference
+
+
+def give_back(device: torch.device) -> None:
+    """The memory of subjects that nobody has any more: they, and their graphs, are in reference
+    cycles."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def own_cell(kernel: VerifyKernel, cell: Cell) -> Cell:
@@ -98,9 +108,9 @@ class Subject:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            self._copies.clear()
-            torch.cuda.empty_cache()
-            told = str(error).strip().splitlines()[0][:200]
+            told = first_line(error)[:200]
+            error.__traceback__ = None  # its frames hold what did fit
+            give_back(self.device.torch_device)
             raise NotApplicable(
                 f"does not fit into the GPU's memory ({told}); its KV alone is "
                 f"{self.work.kv_bytes / 2**30:.2f} GiB, and is held about three times: ask for "
@@ -150,6 +160,13 @@ class Subject:
         """The run on as many copies as push each other out of the L2, captured together."""
         if not self.kernel.capabilities.capture:
             raise TimerError("the kernel does not declare capture")
+        try:
+            return self._graph_of_copies()
+        except BaseException:
+            self._copies.clear()
+            raise
+
+    def _graph_of_copies(self) -> Call:
         copy_bytes = max(1, self.work.total_bytes)
         count = min(MOST_COPIES, max(2, 1 + -(-2 * self.device.l2_bytes // copy_bytes)))
         launches = []
@@ -183,6 +200,7 @@ class Subject:
         """
         right = self.signs[part == "graph"].answer(self.trial.reference)
         batches = self._of(part)
+        assert batches, f"{part} was timed on nothing"
         wrong: list[tuple[int, CheckFailed]] = []
         for number, (batch, outputs) in enumerate(batches, 1):
             try:

@@ -1,24 +1,36 @@
-"""CUDA graphs for timing, and a torch that still works after a capture has failed."""
+"""CUDA graphs of launches, and a torch that still works after a capture has failed."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import cuda
 
-from verify_attn.perf.device import Launch, TimerError
-
 _failed: list[cuda.CUDAGraph] = []  # torch's allocator may keep the address of such a graph
 
 
-def capture(launches: Sequence[Launch], index: int) -> cuda.CUDAGraph:
+class CaptureError(RuntimeError):
+    """Launches that cannot be captured; ``raised`` is what they raised, if they did."""
+
+    def __init__(self, reason: str, raised: BaseException) -> None:
+        super().__init__(
+            f"no CUDA graph could be captured: {reason}. Inside a graph a call may not synchronise "
+            "nor take memory from the driver, and all its work must be ordered by the current "
+            "stream"
+        )
+        self.raised = raised
+
+
+def capture(launches: Sequence[Callable[[], object]], index: int) -> cuda.CUDAGraph:
     """One graph of all launches, one after the other, on GPU ``index``, the current one.
 
-    Every launch is called once before.  Raises `TimerError` where a launch cannot be captured (it
+    Every launch is called once before.  A graph keeps addresses and nothing alive: whoever replays
+    it holds what the launches work on.  Raises `CaptureError` where a launch cannot be captured (it
     synchronises or takes memory from the driver) or where nothing was captured.
     """
     before = cuda.current_stream()
@@ -31,20 +43,30 @@ def capture(launches: Sequence[Launch], index: int) -> cuda.CUDAGraph:
     cuda.synchronize()
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), no_collection():
             warnings.filterwarnings("error", "The CUDA Graph is empty")
             with cuda.graph(graph, pool=pool):
                 for launch in launches:
                     launch()
     except Exception as error:
         _tidy(graph, pool, before, index)
-        reason = first_line(error.__context__ or error)
-        raise TimerError(
-            f"no CUDA graph could be captured: {reason}. Inside a graph a call may not synchronise "
-            "nor take memory from the driver, and all its work must be ordered by the current "
-            "stream"
-        ) from error
+        raised = error.__context__ or error
+        raise CaptureError(first_line(raised), raised) from error
     return graph
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """For the time of a capture: a graph in a reference cycle that the garbage collector came upon
+    would be destroyed then, which CUDA forbids (pytorch#161037)."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def first_line(error: BaseException) -> str:
@@ -59,6 +81,7 @@ def _tidy(graph: cuda.CUDAGraph, pool: Any, stream: cuda.Stream, index: int) -> 
     cuda.set_stream(stream)  # torch.cuda.graph leaves its own as the current one
     with contextlib.suppress(RuntimeError):  # a later torch has done so itself
         torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
     generator = cuda.default_generators[index]  # may think that it is still being captured
     generator.graphsafe_set_state(generator.clone_state())
     cuda.synchronize()
