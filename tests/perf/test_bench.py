@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +13,16 @@ import pytest
 import torch
 
 from tests.perf.scripted import ScriptedDevice
+from verify_attn.conformance.trial import CheckFailed
 from verify_attn.kernels.base import Capabilities, VerifyKernel
 from verify_attn.kernels.torch_kernel import torch_verify
+from verify_attn.perf import bench
 from verify_attn.perf.axes import AXES, QUICK, AxisError, Cell, cells
 from verify_attn.perf.bench import LEAST_ROUNDS, MOST_ROUNDS, WARM_UP, Bench
 from verify_attn.perf.case import own_rates
 from verify_attn.perf.device import Reading
 from verify_attn.perf.roofline import Rates, limit, work_of
-from verify_attn.perf.subject import MOST_COPIES
+from verify_attn.perf.subject import MOST_COPIES, Shared, Subject
 from verify_attn.problem import VerifyBatch
 
 CELL = Cell(context=40, nodes=5, heads=4, geometry="tiny", dtype="float32")
@@ -354,3 +358,69 @@ class TestAxes:
     def test_what_cannot_be(self, axes: dict[str, Any], told: str) -> None:
         with pytest.raises(ValueError, match=told):
             cells(axes)
+
+
+def test_a_cells_memory_is_given_back_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subjects and their graphs are in reference cycles."""
+    alive: list[weakref.ref[Subject]] = []
+    left: list[int] = []
+
+    class Watched(Subject):
+        def __init__(self, *args: Any) -> None:
+            left.append(sum(one() is not None for one in alive))
+            super().__init__(*args)
+            alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(bench, "Subject", Watched)
+    gc.disable()  # as if it never came round to it
+    try:
+        cells = [CELL.changed(context=c) for c in (20, 30, 40)]
+        device = ScriptedDevice(steady({"a": 1e-3}))
+        for _ in Bench(device, {"a": Kernel("a")}, cells, RATES, baseline="a").cases():
+            pass
+        assert left == [0, 0, 0]
+        assert [one() for one in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+class TestOutOfMemory:
+    """In a part that comes after the graph's: that one stays, and is judged."""
+
+    class Full(ScriptedDevice):
+        def whole(self, launch: Any, name: str = "") -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    def test_the_graph_s_copies_stay(self) -> None:
+        device = self.Full(steady({"a": 1e-3}))
+        wrong = Kernel("a", after=lambda batch, out, lse: out.mul_(1 if len(calls) < 9 else 2))
+        calls: list[int] = []
+        wrong.before = lambda batch: calls.append(1)
+        subject = Subject(wrong, CELL, device, Shared(), ("graph", "events"))
+        assert "does not fit into the GPU's memory" in subject.absent["prepare_run"]
+        calls.extend([1] * 9)
+        subject.disturb("graph")
+        device.sample(subject.calls["graph"])
+        with pytest.raises(CheckFailed, match="timed part: graph"):
+            subject.judge("graph")
+
+    def test_a_graph_that_does_not_fit_leaves_no_copies(self) -> None:
+        class Full(ScriptedDevice):
+            def replay(self, launches: Any, copy_bytes: int, name: str = "") -> Any:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        subject = Subject(Kernel("a"), CELL, Full(steady({"a": 1e-3})), Shared())
+        assert set(subject.calls) == {"run", "prepare_run"}
+        assert "does not fit" in subject.absent["graph"]
+        assert subject._copies == []
+
+    def test_memory_that_runs_out_while_judging_is_no_fault_of_the_kernels(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: Subject, part: str) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(Subject, "judge", full)
+        case = measured(Kernel("a"))["a"]
+        assert case["status"] == "skipped"
+        assert "out of GPU memory" in case["reason"]

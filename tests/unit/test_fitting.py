@@ -23,7 +23,7 @@ from verify_attn.problem import VerifyBatch
 HERE = torch.device("cpu")
 WIDE = (512, 64)
 # What needs a GPU.
-ELSEWHERE = {"capture", "no-allocation"}
+ELSEWHERE = {"capture", "stream", "no-allocation"}
 
 
 @dataclass

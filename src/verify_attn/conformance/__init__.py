@@ -17,6 +17,7 @@ CHECK_NAMES = (
     "chain-is-causal",
     "plan-reuse",
     "capture",
+    "stream",
     "high-slots",
     "deterministic",
     "page-permutation",

@@ -20,6 +20,8 @@ from verify_attn.conformance.trial import (
 )
 from verify_attn.float32 import exact_products
 
+LATE_CYCLES = 20_000_000  # of a GPU's clock: some 10 ms
+
 
 @check("page-size", "the same tokens in pages of another size")
 def _page_size(trial: Trial) -> None:
@@ -156,6 +158,36 @@ def _capture(trial: Trial) -> None:
         trial.compare(output, right, source, "a replayed graph differs from the oracle")
         if kernel.capabilities.lse:
             trial.compare_lse(output, right, source)
+
+
+@check("stream", "all the work is on the current stream, whichever that is")
+def _stream(trial: Trial) -> None:
+    """Queries become right only late on a side stream: work elsewhere meets zeros."""
+    if trial.device.type != "cuda":
+        raise NotApplicable("streams need a GPU")
+    trial.compare(trial.output, trial.reference, trial.batch, "out differs at once already")
+    batch, plan = trial.batch, trial.plan(trial.batch)
+    out, lse = poisoned_outputs(batch)
+    queries = batch.q.clone()
+    batch.q.zero_()
+    side = torch.cuda.Stream(batch.device)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LATE_CYCLES)
+        batch.q.copy_(queries)
+        trial.prepare(batch, plan)
+        trial.call(trial.kernel.run, batch, plan, out, lse)
+        done = out.clone(), lse.clone()
+    torch.cuda.synchronize()
+    live = batch.offset_list[-1]
+    output = Output(done[0][:live], done[1][:live])
+    what = (
+        "out is wrong on a side stream: some work is on another, which does not wait for it, or it "
+        "does not wait for that"
+    )
+    trial.compare(output, trial.reference, batch, what)
+    if trial.kernel.capabilities.lse:
+        trial.compare_lse(output, trial.reference, batch)
 
 
 @check("high-slots", "pages past 2^31 elements of the pool are addressed right")
