@@ -24,6 +24,7 @@ from verify_attn.conformance.trial import CheckFailed, NotApplicable, Output, Tr
 from verify_attn.generate import Case
 from verify_attn.kernels import sm120
 from verify_attn.kernels.base import ObjectKernel
+from verify_attn.perf.projection_work import DESIGNS
 
 if shutil.which("g++") is None:
     if os.environ.get("VERIFY_ATTN_REQUIRE_CXX"):
@@ -137,6 +138,42 @@ def test_pages_past_the_reach_of_32_bits() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT)
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("arch", [800, 900])
+def test_what_a_tile_costs_is_what_the_projection_counts_with(arch: int) -> None:
+    """Products, bytes of shared memory and of KV; and no two lanes ask one bank for two words."""
+    case, design, rows = K26.changed(requests=((500, "random:16:1"),)), DESIGNS["sm120"], 64
+    kernel = on_cpu(3, arch)
+    answer(kernel, case)
+    counts, width, latent, units = kernel.target.counts, 576, 512, 2
+    tiles = units * -(-516 // design.tokens)
+    assert (design.rows, design.tokens) == (rows, 16)
+    assert counts.products * 16 * 8 * 16 == tiles * rows * 16 * (width + latent)
+    keys, values, weights = 16 * width * 2, 16 * latent * 2, rows * 16 * 2
+    assert counts.matrix_bytes == tiles * (
+        design.key_reads * keys + design.value_reads * values + design.weight_reads * weights
+    )
+    assert counts.matrix_wavefronts * 128 == counts.matrix_bytes
+    assert counts.vector_bytes == tiles * design.query_pieces * 512
+    assert counts.copied_bytes == units * 516 * width * 2
+
+
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        ("constexpr int PITCH = WIDTH * 2 + 16;", "constexpr int PITCH = WIDTH * 2;"),
+        ("(lane / 16 ^ lane / 4 % 2) * 16", "lane / 16 * 16"),
+    ],
+)
+def test_rows_that_lie_in_the_same_banks_are_noticed(there: str, instead: str) -> None:
+    source = sm120.source()
+    assert source.count(there) == 1
+    kernel = on_cpu(source=source.replace(there, instead))
+    trial = Trial(kernel, CASES["one node"], CPU)
+    trial.run(trial.batch)
+    counts = kernel.target.counts
+    assert counts.matrix_wavefronts * 128 > counts.matrix_bytes
 
 
 def test_an_instruction_that_the_machine_lacks_is_named() -> None:

@@ -3,6 +3,7 @@
 template <class Kernel>
 static const char* run_grid(uint3 grid, int threads, unsigned shared_bytes, unsigned seed, Kernel kernel) {
     machine::dice.seed(seed);
+    machine::counts = machine::Counts();
     machine::body = kernel;
     std::vector<uint3> blocks;
     for (unsigned z = 0; z < grid.z; z++)
@@ -25,3 +26,5 @@ extern "C" const char* run_split(const Params* p, unsigned blocks, unsigned seed
 extern "C" const char* run_merge(const Params* p, unsigned x, unsigned y, unsigned z, unsigned seed) {
     return run_grid({x, y, z}, GROUPS * GROUP, 0, seed, [=] { verify_merge(*p); });
 }
+
+extern "C" const machine::Counts* counted() { return &machine::counts; }

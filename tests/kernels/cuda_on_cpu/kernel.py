@@ -24,6 +24,16 @@ FLAGS = (
 )  # fmt: skip
 
 
+class Counts(ctypes.Structure):
+    """What a grid did: see machine.h."""
+
+    _fields_ = (
+        ("products", ctypes.c_longlong), ("matrix_bytes", ctypes.c_longlong),
+        ("matrix_wavefronts", ctypes.c_longlong), ("vector_bytes", ctypes.c_longlong),
+        ("copied_bytes", ctypes.c_longlong),
+    )  # fmt: skip
+
+
 @cache
 def machine_code(latent: int, rope: int, arch: int, source: str) -> ctypes.CDLL:
     """Compiled by the host's C++ compiler."""
@@ -32,7 +42,7 @@ def machine_code(latent: int, rope: int, arch: int, source: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         path, built = Path(folder) / "sm120.cpp", Path(folder) / "sm120.so"
         path.write_text(
-            f'#include "{HERE / "machine.h"}"\n#include <algorithm>\n{translated(source)}\n'
+            f'#include "{HERE / "machine.h"}"\n{translated(source)}\n'
             f'#include "{HERE / "after.h"}"\n'
         )
         command = ["g++", *FLAGS, *defines, f"-D__CUDA_ARCH__={arch}", str(path), "-o", str(built)]
@@ -42,6 +52,7 @@ def machine_code(latent: int, rope: int, arch: int, source: str) -> ctypes.CDLL:
         code = ctypes.CDLL(str(built))
     for function in (code.run_split, code.run_merge):
         function.restype = ctypes.c_char_p
+    code.counted.restype = ctypes.POINTER(Counts)
     return code
 
 
@@ -54,6 +65,7 @@ class OnCpu(sm120.Sm120):
         self.blocks, self.arch, self.source = blocks, arch, source or sm120.source()
         self.capabilities = replace(self.capabilities, architectures=None, capture=False)
         self._seeds = itertools.count(1)
+        self.counts = Counts()  # of the last run's verify_split
 
     def plan(self, batch: VerifyBatch) -> sm120.Workspace:
         """All that a plan has on a GPU but the handles."""
@@ -69,3 +81,5 @@ class OnCpu(sm120.Sm120):
         for function, grid in ((code.run_split, (plan.blocks,)), (code.run_merge, plan.merge_grid)):
             if found := function(params, *grid, next(self._seeds)):
                 raise RuntimeError(found.decode())
+            if function is code.run_split:
+                self.counts = Counts.from_buffer_copy(code.counted().contents)

@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -68,6 +69,13 @@ struct Named {
     int arrived = 0;
 };
 
+// Of a grid.  A wavefront is what shared memory gives at a time: 128 bytes, or less where lanes ask
+// one bank for different words.
+struct Counts {
+    long long products = 0, matrix_bytes = 0, matrix_wavefronts = 0, vector_bytes = 0, copied_bytes = 0;
+};
+
+static Counts counts;
 static Fiber fibers[MOST_THREADS];
 static Warp warps[MOST_THREADS / LANES];
 static std::vector<char> stacks(size_t(MOST_THREADS) * STACK);
@@ -238,6 +246,11 @@ inline void load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
     const uint32_t* out = together(transposed ? "ldmatrix.trans" : "ldmatrix", {address}, [=](Warp& w) {
         uint16_t rows[4][8][8];
         for (int l = 0; l < LANES; l++) memcpy(rows[l / 8][l % 8], at_shared(w.in[l][0], 16, 16), 16);
+        for (int m = 0; m < 4; m++) {
+            int asked[8] = {}, most = 0;  // by four banks, which a row of 16 bytes takes
+            for (int row = 0; row < 8; row++) most = std::max(most, ++asked[w.in[m * 8 + row][0] / 16 % 8]);
+            counts.matrix_bytes += 128, counts.matrix_wavefronts += most;
+        }
         for (int l = 0; l < LANES; l++)
             for (int m = 0; m < 4; m++) {
                 int a = l / 4, b = l % 4 * 2;
@@ -321,6 +334,7 @@ inline void copy_async(uint32_t to, const void* from, int bytes) {  // cp.async:
     machine::copies[machine::current].push_back([=] {
         memset(target, 0, 16);
         if (bytes > 0) memcpy(target, from, bytes);
+        machine::counts.copied_bytes += bytes;
     });
 }
 inline void copy_async_arrive(uint32_t at) {
@@ -333,6 +347,7 @@ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t at) {
     machine::copies.emplace_back();
     machine::copies.back().push_back([=] {
         memcpy(target, from, bytes);
+        machine::counts.copied_bytes += bytes;
         machine::Barrier& b = machine::barrier_at(at);
         b.bytes -= bytes, machine::complete(b);
     });
@@ -347,6 +362,7 @@ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t at) {
 inline void load_shared(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t at) {
     uint32_t four[4];
     memcpy(four, machine::at_shared(at, 16, 16), 16);
+    machine::counts.vector_bytes += 16;
     a = four[0], b = four[1], c = four[2], d = four[3];
 }
 inline void store_shared(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -370,6 +386,7 @@ inline void matrix_multiply(float& d0, float& d1, float& d2, float& d3, uint32_t
     const uint32_t* out = together(
         "mma", {a0, a1, a2, a3, b0, b1, bits_of(d0), bits_of(d1), bits_of(d2), bits_of(d3)}, [](Warp& w) {
             float a[16][16], b[16][8], d[16][8];
+            counts.products++;
             for (int l = 0; l < LANES; l++) {
                 const uint32_t* in = w.in[l];
                 int group = l / 4, two = l % 4 * 2;
