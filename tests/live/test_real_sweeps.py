@@ -22,6 +22,7 @@ from tests.live.real.bpe import Vocabulary
 from tests.live.real.process import Server, ask, off_the_servers_core
 from tests.live.real.sweeping import (
     PROSE,
+    TRIES,
     answers,
     causes,
     command,
@@ -61,7 +62,7 @@ def own_rate(answer: Answer) -> float:
 class TestLlamaCpp:
     def test_a_healthy_sweep(self, llamacpp: Server, say: Say) -> None:
         named: list[set[str]] = []
-        for attempt in range(3):  # a busy machine slows a step, and then that is what is said
+        for attempt in range(TRIES):  # a busy machine slows a step, and then that is what is said
             run = swept(llamacpp, contexts=(300, 600), max_tokens=300, seed=attempt)
             server = run.record([])["server"]
             assert server["facts"]["engine"] == "llama.cpp"
@@ -201,7 +202,7 @@ class TestSpeculationOfLlamaCpp:
         self, pinned: float, llamacpp_synth4: Server, llamacpp_synth2: Server, say: Say
     ) -> None:
         server = {4.0: llamacpp_synth4, 2.0: llamacpp_synth2}[pinned]
-        for attempt in range(3):  # steps of 3 ms run together where a busy machine stops us
+        for attempt in range(TRIES):  # steps of 3 ms run together where a busy machine stops us
             run = swept(server, contexts=(512,), max_tokens=500, repeats=3, seed=attempt)
             ratios = [_seen_over_counted(*each, pinned) for each in answers(run)]
             counts = [float(t.acceptance.committed_per_step) for t, _ in answers(run)]

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.live.real.process import Server, ask, off_the_servers_core
-from tests.live.real.sweeping import PROSE, answers, causes, command, ready, recorded, swept
+from tests.live.real.sweeping import (
+    PROSE,
+    TRIES,
+    answers,
+    causes,
+    command,
+    ready,
+    recorded,
+    swept,
+)
 from tests.live.said import Say
 from verify_attn.live.absent import Absent
 from verify_attn.live.acceptance import Acceptance
@@ -25,7 +34,7 @@ pytestmark = pytest.mark.vllm
 class TestPlain:
     def test_a_healthy_sweep(self, vllm_plain: Server, say: Say) -> None:
         named: list[set[str]] = []
-        for attempt in range(3):  # a busy machine slows a step, and then that is what is said
+        for attempt in range(TRIES):  # a busy machine slows a step, and then that is what is said
             run = swept(vllm_plain, contexts=(300, 600), max_tokens=150, seed=attempt)
             server = run.record([])["server"]
             assert server["facts"]["engine"] == "vLLM"

@@ -22,6 +22,9 @@ from verify_attn.live.sweep import Progress
 from verify_attn.live.target import Target
 
 Watch = Callable[[Progress], None]
+# Of a whole sweep, each told: a busy machine makes figures wrong in one direction only, so one
+# sweep that is right shows that the tool is, and a tool that is wrong fails in all.
+TRIES = 8
 
 
 def ready(server: Server, **settings: Any) -> Run:
