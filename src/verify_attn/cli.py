@@ -53,6 +53,12 @@ def entry() -> None:
             raise
         from verify_attn.terminal import error
 
+        try:
+            os.write(sys.stdout.fileno(), b"\n")
+        except OSError:
+            pass
+        else:
+            raise  # it was another file that is full
         # Python writes what is left when it ends, and would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(error(f"standard output cannot be written: {why(failed)}"))

@@ -42,15 +42,20 @@ def capture(launches: Sequence[Callable[[], object]], index: int) -> cuda.CUDAGr
     before.wait_stream(side)
     cuda.synchronize()
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
+    raising: list[Exception] = []
     try:
         with warnings.catch_warnings(), no_collection():
             warnings.filterwarnings("error", "The CUDA Graph is empty")
             with cuda.graph(graph, pool=pool):
-                for launch in launches:
-                    launch()
+                try:
+                    for launch in launches:
+                        launch()
+                except Exception as error:  # leaving the capture raises another over it
+                    raising.append(error)
+                    raise
     except Exception as error:
         _tidy(graph, pool, before, index)
-        raised = error.__context__ or error
+        raised = raising[0] if raising else error
         raise CaptureError(first_line(raised), raised) from error
     return graph
 

@@ -22,6 +22,8 @@ ELSEWHERE = {
     "tests/perf/test_projection_command.py makes one up",
     "python benchmarks/project_floors.py *": "rewrites its own page; "
     "tests/perf/test_projection_floors.py runs it elsewhere",
+    "python -m tests.kernels.cuda_on_cpu.fuzz *": "takes long; "
+    "tests/kernels/test_sm120_on_cpu.py runs a few of its cases",
     "pytest -m gpu *": "needs a GPU; tests/unit/test_plugin.py tests the option without",
     'pytest -n 2 -m "gpu and not perf" *': "needs a GPU; part of ci/gpu.yml",
     "pytest *-m perf *": "needs a GPU; tests/perf/test_pytest_perf.py runs such lines on a "

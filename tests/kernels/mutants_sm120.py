@@ -1,10 +1,27 @@
 """Ways to spoil sm120's source: (what stands there, what stands there instead)."""
 
+from verify_attn.kernels import sm120
+
 LOADED = "wait(shared_address(&s.loaded[stage]), number / STAGES & 1);\n            u32 "
 TOLD = "if (lane == 0) arrive(shared_address(&s.weighed"
 NODE, BITS = "int node = tile * TILE - w.now.prefix", ";\n                u32 bits"
 PHASE, FADES = "number / 2{} & 1);\n", "            u32 fades"
 TAKEN, USED = "if ({}) wait(shared_address(&s.taken", "if ({}) wait(shared_address(&s.used"
+
+# From where a warp reads the other's sums to where it lets them go.
+LET_GO = "            pair_arrive(others);\n"
+FADED = "if (lane == 0) reinterpret_cast<unsigned char*>(&s.fades[slot])[warp] = fades;\n"
+TELL = f"            __syncwarp();\n            {TOLD}[slot]));\n"
+
+
+def between(first: str, last: str) -> str:
+    """The source from one text to the end of another."""
+    source = sm120.source()
+    start = source.index(first)
+    return source[start : source.index(last, start) + len(last)]
+
+
+SUMS = between("pair_sync(both);", LET_GO)
 
 # Each gives a wrong answer, in some order of warps and copies.
 WRONG = {
@@ -27,6 +44,15 @@ WRONG = {
     ),
     "parts do not fade": ("sum += part.y * exp2_fast(part.x - from);", "sum += part.y;"),
     "a zero row is not written": ("if (present != 65535) {", "if (false) {"),
+    "sums are let go before they are read": (
+        SUMS,
+        SUMS.removesuffix(LET_GO).replace("(both);\n", f"(both);\n{LET_GO}"),
+    ),
+    "fades are told before they are there": (FADED + TELL, TELL + FADED),
+    "a row's parts are added before they are there": (
+        "__syncthreads();\n        if (group > 0) return;",
+        "if (group > 0) return;",
+    ),
 }
 
 # Each cannot go on, and the machine says why.

@@ -324,6 +324,8 @@ def test_an_empty_home_is_none(monkeypatch):
         assert cache_folder() is None
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
     assert cache_folder() == Path("/var/cache/me/verify-attn")
+    monkeypatch.setenv("VERIFY_ATTN_CACHE", "~/mine")
+    assert cache_folder() is None
 
 
 def test_keys_differ_by_every_part():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.cuda_on_cpu.kernel import OnCpu
+from tests.kernels.cuda_on_cpu.kernel import OnCpu, machine_code
 from tests.kernels.cuda_on_cpu.translate import translated
 from tests.kernels.mutants_sm120 import STUCK, WRONG
 from verify_attn.conformance.checks import CHECKS
@@ -25,6 +26,7 @@ from verify_attn.generate import Case
 from verify_attn.kernels import sm120
 from verify_attn.kernels.base import ObjectKernel
 from verify_attn.perf.projection_work import DESIGNS
+from verify_attn.record import read_record
 
 if shutil.which("g++") is None:
     if os.environ.get("VERIFY_ATTN_REQUIRE_CXX"):
@@ -116,15 +118,31 @@ def test_the_machine_says_what_went_wrong(told: str) -> None:
         answer_often(spoiled(*STUCK[told]))
 
 
-def spoiled(there: str, instead: str) -> ObjectKernel:
+def spoiled(there: str, instead: str) -> str:
+    """The source, which still compiles: that it does not would be noticed by anybody."""
     assert sm120.source().count(there) == 1
-    return on_cpu(source=sm120.source().replace(there, instead))
+    source = sm120.source().replace(there, instead)
+    machine_code(512, 64, 900, source)
+    return source
 
 
-def answer_often(kernel: ObjectKernel) -> None:
+def answer_often(source: str) -> None:
+    """With few blocks, and with so many that merge blocks share a row's parts."""
     for _ in range(6):
         for case in ("short", "long", "none", "many"):
-            answer(kernel, CASES[case])
+            for blocks in (5, 40):
+                answer(on_cpu(blocks, source=source), CASES[case])
+
+
+def test_random_cases(tmp_path: Path) -> None:
+    module = "tests.kernels.cuda_on_cpu.fuzz"
+    command = [sys.executable, "-m", module, "--examples", "8", "--json", str(tmp_path / "r.json")]
+    done = subprocess.run(command, check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stdout
+    record = read_record(tmp_path / "r.json")
+    ran = {case["id"]: case["metrics"]["executed"] for case in record["cases"]}
+    assert set(ran) == set(CHECKS)
+    assert sum(ran.values()) >= 10
 
 
 def test_pages_past_the_reach_of_32_bits() -> None:
@@ -133,11 +151,14 @@ def test_pages_past_the_reach_of_32_bits() -> None:
     there = "asked.page * p.page_stride + asked.row * p.row_stride"
     script = (
         "from tests.kernels.test_sm120_on_cpu import *\n"
-        f"kernel = spoiled({there!r}, {f'int({there})'!r})\n"
+        f"kernel = on_cpu(source=spoiled({there!r}, {f'int({there})'!r}))\n"
+        "print('compiled', flush=True)\n"
         "CHECKS['high-slots'].run(Trial(kernel, CASES['one node'], CPU))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT)
-    assert done.returncode != 0
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert (done.stdout, done.returncode) == ("compiled\n", -signal.SIGSEGV)
 
 
 @pytest.mark.parametrize("arch", [800, 900])
@@ -167,16 +188,26 @@ def test_what_a_tile_costs_is_what_the_projection_counts_with(arch: int) -> None
     ],
 )
 def test_rows_that_lie_in_the_same_banks_are_noticed(there: str, instead: str) -> None:
-    source = sm120.source()
-    assert source.count(there) == 1
-    kernel = on_cpu(source=source.replace(there, instead))
+    kernel = on_cpu(source=spoiled(there, instead))
     trial = Trial(kernel, CASES["one node"], CPU)
     trial.run(trial.batch)
     counts = kernel.target.counts
     assert counts.matrix_wavefronts * 128 > counts.matrix_bytes
 
 
-def test_an_instruction_that_the_machine_lacks_is_named() -> None:
-    other = sm120.source().replace("ex2.approx.ftz.f32", "tanh.approx.f32")
-    with pytest.raises(ValueError, match=r"no such instruction: .*tanh"):
-        translated(other)
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        ("ex2.approx.ftz.f32", "tanh.approx.f32"),
+        ("f32.bf16.bf16.f32", "f32.f16.f16.f32"),
+        ("cvt.rn.bf16x2.f32 %0, %1, %2;", "cvt.rn.bf16x2.f32 %0, %2, %1;"),
+        ("[%0], [%1], 16, %2;", "[%0], [%1], 16;"),
+        ("x4.shared.b16 {%0,%1,%2,%3}", "x4.shared.b16 {%0,%2,%1,%3}"),
+        ("@!done bra again", "@done bra again"),
+        ("mbarrier.test_wait.parity.shared.b64", "mbarrier.test_wait.shared.b64"),
+    ],
+)
+def test_an_instruction_that_the_machine_lacks_is_named(there: str, instead: str) -> None:
+    assert there in sm120.source()
+    with pytest.raises(ValueError, match="the machine has no such instruction: "):
+        translated(sm120.source().replace(there, instead))

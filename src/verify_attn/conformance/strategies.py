@@ -155,10 +155,9 @@ def with_heads(name: str, heads: int) -> str:
 
 
 def dtypes_of(profile: Profile, kernel: Capabilities) -> list[str]:
-    """Of q: what the machine's profile and the kernel have in common, else the kernel's."""
+    """Of q: what machine and kernel have in common, else the machine's."""
     able = [d for d in profile.dtypes if kernel.dtypes is None or DTYPES[d] in kernel.dtypes]
-    own = [name for name, dtype in DTYPES.items() if dtype in (kernel.dtypes or ())]
-    return able or own or list(profile.dtypes)
+    return able or list(profile.dtypes)
 
 
 def page_sizes_of(kernel: Capabilities) -> list[int]:

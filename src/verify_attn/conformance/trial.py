@@ -110,8 +110,8 @@ class Trial:
         try:
             batch = assemble(self.case.attention_geometry, requests, how, like)
         except (MemoryError, RuntimeError) as error:
-            if self.device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
-                raise  # an earlier launch's fault, most likely: not one of memory
+            if isinstance(error, torch.AcceleratorError):
+                raise  # an earlier launch's fault, not one of memory
             reason = str(error).strip().splitlines()[0]
             raise NotApplicable(f"the case does not fit into memory here: {reason}") from None
         reason = self.call(self.kernel.unsupported, batch)
@@ -185,11 +185,26 @@ class Trial:
 
     def capture(self, launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """A graph of one launch, which has run before; a kernel that cannot be captured fails."""
-        try:
-            return capture([launch], torch.cuda.current_device())
-        except CaptureError as failure:
-            text = f"the kernel declares capture, but {failure}"
-            raise KernelRaised(f"{text}\n{user_traceback(failure.raised)}") from None
+        refused: list[CaptureError] = []
+
+        def attempt() -> torch.cuda.CUDAGraph | None:
+            try:
+                return capture([launch], torch.cuda.current_device())
+            except CaptureError as failure:
+                refused.append(failure)
+                return None
+
+        graph: torch.cuda.CUDAGraph | None = self.call(attempt)  # what it raises is the kernel's
+        if graph is not None:
+            return graph
+        raised = refused[0].raised
+        if isinstance(raised, UnsupportedError):
+            raise raised from None
+        if isinstance(raised, torch.OutOfMemoryError):
+            raise NotApplicable(f"out of GPU memory: {str(raised).split('.')[0]}") from None
+        raise KernelRaised(
+            f"the kernel declares capture, but {refused[0]}\n{user_traceback(raised)}"
+        )
 
     def compare(
         self, output: Output, reference: Reference, batch: VerifyBatch, what: str, times: int = 1

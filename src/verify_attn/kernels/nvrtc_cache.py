@@ -25,11 +25,14 @@ _told: set[str] = set()
 
 def cache_folder() -> Path | None:
     """Where entries lie; None for a user without a home, who has none."""
+    homeless = not os.path.isabs(os.environ.get("HOME", "/"))  # an empty one would mean /.cache
     if given := os.environ.get(FOLDER_VARIABLE):
+        if homeless and given.startswith("~"):
+            return None
         return Path(os.path.expanduser(given)).absolute()  # no shell expands a quoted ~
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base) and not os.path.isabs(os.environ.get("HOME", "/")):
-        return None  # an empty HOME would mean /.cache
+    if homeless and not os.path.isabs(base):
+        return None
     try:
         # The XDG specification: a relative path is to be ignored.
         return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "verify-attn"

@@ -157,19 +157,23 @@ class Bench:
     def _sample(self, one: Timed, part: str, check: bool) -> Sample | None:
         """One sample; None, and the subject's failure, where there is none to be had."""
         subject = one.subject
+        own = True  # memory that runs out is then not the kernel's fault
         try:
             subject.disturb(part)
+            own = False
             sample = self.device.sample(subject.calls[part])
+            own = True
             if check and sample.stands:
                 subject.judge(part)
             return sample
         except TimerError as wrong:
             one.failure = "error", str(wrong)
-        except torch.OutOfMemoryError as error:  # of the harness's own, to judge with
-            one.failure = "skipped", f"out of GPU memory ({first_line(error)})"
         except CheckFailed as failure:
             one.failure = self._after(subject.kernel, failure)
         except (Exception, SystemExit) as raised:
+            if own and isinstance(raised, torch.OutOfMemoryError):
+                one.failure = "skipped", f"out of GPU memory ({first_line(raised)})"
+                return None
             text = f"the kernel raised while it was timed ({part})\n{user_traceback(raised)}"
             one.failure = self._after(subject.kernel, KernelRaised(text))
         return None

@@ -109,8 +109,6 @@ class Subject:
             yield
         except torch.OutOfMemoryError as error:
             told = first_line(error)[:200]
-            error.__traceback__ = None  # its frames hold what did fit
-            give_back(self.device.torch_device)
             raise NotApplicable(
                 f"does not fit into the GPU's memory ({told}); its KV alone is "
                 f"{self.work.kv_bytes / 2**30:.2f} GiB, and is held about three times: ask for "
@@ -152,6 +150,9 @@ class Subject:
                         self.calls[part] = make()
                 except (TimerError, NotApplicable) as reason:
                     self.absent[part] = str(reason)
+                else:
+                    continue
+                give_back(self.device.torch_device)  # after the frames that hold what did fit
 
     def _launch(self, batch: VerifyBatch, plan: Any, *outputs: torch.Tensor) -> Launch:
         return lambda: self.kernel.run(batch, plan, *outputs)

@@ -4,6 +4,7 @@ template <class Kernel>
 static const char* run_grid(uint3 grid, int threads, unsigned shared_bytes, unsigned seed, Kernel kernel) {
     machine::dice.seed(seed);
     machine::counts = machine::Counts();
+    machine::asleep = 0;
     machine::body = kernel;
     std::vector<uint3> blocks;
     for (unsigned z = 0; z < grid.z; z++)
@@ -13,6 +14,7 @@ static const char* run_grid(uint3 grid, int threads, unsigned shared_bytes, unsi
     try {
         for (uint3 block : blocks) machine::run_block(block, threads, shared_bytes);
     } catch (int) {
+        machine::wrong += ", seed " + std::to_string(seed);
         return machine::wrong.c_str();
     }
     return nullptr;

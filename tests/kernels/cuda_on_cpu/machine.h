@@ -78,7 +78,7 @@ struct Counts {
 static Counts counts;
 static Fiber fibers[MOST_THREADS];
 static Warp warps[MOST_THREADS / LANES];
-static std::vector<char> stacks(size_t(MOST_THREADS) * STACK);
+static char* const stacks = new char[size_t(MOST_THREADS) * STACK];  // pages that are touched count
 static std::vector<unsigned char> shared;  // of this block, a guard behind it
 static std::map<uint32_t, Barrier> barriers;
 static Named named[16], all_threads;
@@ -107,6 +107,15 @@ __attribute__((noinline)) inline void wait_for(const unsigned& gate) {
     if (_setjmp(f.at) == 0) _longjmp(scheduler, 1);
 }
 
+inline unsigned any_of(unsigned count) { return std::uniform_int_distribution<unsigned>(0, count - 1)(dice); }
+
+// Now and then a thread is stopped behind its signal: what it should have done before comes too late.
+__attribute__((noinline)) inline void pause_at_times() {
+    if (any_of(3) != 0) return;
+    fibers[current].gate = nullptr;
+    if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+}
+
 inline void run_body() {
     body();
     fibers[current].ended = true;
@@ -123,14 +132,12 @@ __attribute__((noinline)) inline void resume(int fiber) {
     if (f.begun) _longjmp(f.at, 1);
     f.begun = true;
     getcontext(&f.first);
-    f.first.uc_stack.ss_sp = stacks.data() + size_t(fiber) * STACK;
+    f.first.uc_stack.ss_sp = stacks + size_t(fiber) * STACK;
     f.first.uc_stack.ss_size = STACK;
     f.first.uc_link = nullptr;
     makecontext(&f.first, run_body, 0);
     setcontext(&f.first);
 }
-
-inline unsigned any_of(unsigned count) { return std::uniform_int_distribution<unsigned>(0, count - 1)(dice); }
 
 inline bool land_a_copy() {
     unsigned first = copies.empty() ? 0 : any_of(unsigned(copies.size()));
@@ -146,8 +153,8 @@ inline bool land_a_copy() {
 }
 
 // For a while, or for long; now and then one warp sleeps until no other can go on.
+static int asleep;
 inline bool run_a_warp() {
-    static int asleep;
     int count = threads / LANES, first = int(any_of(unsigned(count)));
     if (any_of(20) == 0) asleep = int(any_of(unsigned(count)));
     for (int i = 0; i <= count; i++) {
@@ -306,9 +313,13 @@ inline void mbarrier_init(uint32_t at, int count) {
     machine::at_shared(at, 8, 8);
     machine::barriers[at] = {0, count, count, 0};
 }
-inline void mbarrier_arrive(uint32_t at) {
+inline void arrive_at(uint32_t at) {
     machine::Barrier& b = machine::barrier_at(at);
     b.pending--, machine::complete(b);
+}
+inline void mbarrier_arrive(uint32_t at) {
+    arrive_at(at);
+    machine::pause_at_times();
 }
 inline void mbarrier_expect(uint32_t at, int bytes) {
     machine::Barrier& b = machine::barrier_at(at);
@@ -319,8 +330,10 @@ inline void mbarrier_wait(uint32_t at, uint32_t parity) {
     while ((b.phase & 1) == parity) machine::wait_for(b.phase);
 }
 inline void named_arrive(int id) {
+    if (id < 1 || id > 15) machine::fail("no named barrier " + std::to_string(id));
     machine::Named& b = machine::named[id];
     if (++b.arrived == 64) b.arrived = 0, b.done++;
+    machine::pause_at_times();
 }
 inline void named_sync(int id) {
     machine::Named& b = machine::named[id];
@@ -338,7 +351,7 @@ inline void copy_async(uint32_t to, const void* from, int bytes) {  // cp.async:
     });
 }
 inline void copy_async_arrive(uint32_t at) {
-    machine::copies[machine::current].push_back([=] { mbarrier_arrive(at); });
+    machine::copies[machine::current].push_back([=] { arrive_at(at); });
 }
 inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t at) {
     unsigned char* target = machine::at_shared(to, bytes, 16);

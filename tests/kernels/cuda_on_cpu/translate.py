@@ -9,27 +9,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# By what stands in the statement, the first that fits.
+# By the whole text of the instruction: another one, or other operands, has no place here.
 CALLS = {
-    "fence.": "nothing",
-    "griddepcontrol.": "nothing",
-    "MBARRIER_WAIT": "mbarrier_wait",
-    "mbarrier.init": "mbarrier_init",
-    "mbarrier.arrive.expect_tx": "mbarrier_expect",
-    "cp.async.mbarrier.arrive.noinc": "copy_async_arrive",
-    "cp.async.bulk": "copy_bulk",
-    "cp.async.cg": "copy_async",
-    "mbarrier.arrive": "mbarrier_arrive",
+    "fence.mbarrier_init.release.cluster;": "nothing",
+    "fence.proxy.async.shared::cta;": "nothing",
+    "griddepcontrol.launch_dependents;": "nothing",
+    "griddepcontrol.wait;": "nothing",
+    "mbarrier.init.shared.b64 [%0], %1;": "mbarrier_init",
+    "{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }": "mbarrier_arrive",
+    "{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }": "mbarrier_expect",
+    "{ .reg .pred done; again: MBARRIER_WAIT done, [%0], %1; @!done bra again; }": "mbarrier_wait",
+    "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];": "copy_async_arrive",
+    "cp.async.cg.shared.global [%0], [%1], 16, %2;": "copy_async",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];":
+        "copy_bulk",
     "barrier.cta.arrive %0, 64;": "named_arrive",
     "barrier.cta.sync %0, 64;": "named_sync",
-    "x4.trans": "load_matrix_transposed",
-    "ldmatrix": "load_matrix",
-    "ld.shared.v4": "load_shared",
-    "st.shared.v4": "store_shared",
-    "mma.sync.aligned.m16n8k16": "matrix_multiply",
-    "ex2.approx": "power_of_two",
-    "cvt.rn.bf16x2": "to_bf16_pair",
-}
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];": "load_matrix",
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];":
+        "load_matrix_transposed",
+    "ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];": "load_shared",
+    "st.shared.v4.b32 [%0], {%1,%2,%3,%4};": "store_shared",
+    "st.shared.v4.b32 [%0], {%1,%1,%1,%1};": "store_shared",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    "{%0,%1,%2,%3};": "matrix_multiply",
+    "ex2.approx.ftz.f32 %0, %1;": "power_of_two",
+    "cvt.rn.bf16x2.f32 %0, %1, %2;": "to_bf16_pair",
+}  # fmt: skip
+WAITS = {"mbarrier.try_wait.parity.shared.b64", "mbarrier.test_wait.parity.shared.b64"}
 SHARED = "extern __shared__ __align__(128) unsigned char memory[];"
 
 
@@ -37,6 +44,8 @@ def translated(source: str) -> str:
     """The source as C++; raises ValueError at an instruction that the machine does not have."""
     if source.count(SHARED) != 1:
         raise ValueError(f"not one line {SHARED!r}")
+    if waits := set(re.findall(r'#define MBARRIER_WAIT "(.*)"', source)) - WAITS:
+        raise ValueError(f"the machine has no such instruction: {waits}")
     source = source.replace(SHARED, "unsigned char* memory = machine::shared.data();")
     parts, at = [], 0
     for found in re.finditer(r"\basm( volatile)?\s*\(", source):
@@ -47,10 +56,22 @@ def translated(source: str) -> str:
 
 
 def _call(statement: str) -> str:
-    name = next((call for sign, call in CALLS.items() if sign in statement), None)
+    template = _template(statement)
+    name = CALLS.get(template)
     if name is None:
-        raise ValueError(f"the machine has no such instruction: {statement}")
+        raise ValueError(f"the machine has no such instruction: {template}")
     return f"{name}({', '.join(_operands(statement))})" if name != "nothing" else "nothing()"
+
+
+def _template(statement: str) -> str:
+    """The instruction's text: all before the first colon outside strings, in single spaces."""
+    parts = re.findall(r'"((?:[^"\\]|\\.)*)"|([A-Z_]+)|(:)', statement)
+    text = ""
+    for quoted, macro, colon in parts:
+        if colon:
+            break
+        text += quoted.replace("\\n", " ") if quoted else f" {macro} "
+    return " ".join(text.split())
 
 
 def _operands(statement: str) -> Iterator[str]:

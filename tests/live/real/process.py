@@ -96,6 +96,17 @@ class Server:
                     total += int(line.split()[1]) if line.startswith("Pss:") else 0
         return total / 1024
 
+    def held_up_s(self) -> float:
+        """How long, so far, threads of it or of ours could have run and did not: they waited for a
+        processor (Linux's schedstat), or the host had taken it away (steal)."""
+        waited = 0
+        for pid in [*self.processes(), os.getpid()]:
+            for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with suppress(OSError):
+                    waited += int(task.read_text().split()[1])
+        steal = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
+        return waited / 1e9 + steal / os.sysconf("SC_CLK_TCK")
+
     @contextmanager
     def awake(self) -> Iterator[Server]:
         """Let it run within the block and stop it outside: an idle vLLM still spins on its core."""
