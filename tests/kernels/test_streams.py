@@ -38,7 +38,6 @@ def test_work_on_another_stream_is_caught(default: bool, joined: bool) -> None:
             current.wait_stream(other)
 
     kernel = as_kernel("elsewhere", elsewhere)
-    assert attempt(kernel, ON_GPU, "oracle", torch.device("cuda"))["status"] == "pass"
     outcome = attempt(kernel, ON_GPU, "stream", torch.device("cuda"), explain=False)
     assert outcome["status"] == ("pass" if joined else "fail"), outcome
     assert joined or "wrong on a side stream" in outcome["text"]
