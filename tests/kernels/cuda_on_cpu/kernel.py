@@ -42,7 +42,8 @@ def machine_code(latent: int, rope: int, arch: int, source: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         path, built = Path(folder) / "sm120.cpp", Path(folder) / "sm120.so"
         path.write_text(
-            f'#include "{HERE / "machine.h"}"\n{translated(source)}\n'
+            f'#include "{HERE / "machine.h"}"\n#include "{HERE / "instructions.h"}"\n'
+            f"{translated(source)}\n"
             f'#include "{HERE / "after.h"}"\n'
         )
         command = ["g++", *FLAGS, *defines, f"-D__CUDA_ARCH__={arch}", str(path), "-o", str(built)]
