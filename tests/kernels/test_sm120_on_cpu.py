@@ -62,8 +62,10 @@ def on_cpu(blocks: int = 5, arch: int = 900, source: str | None = None) -> Objec
     return ObjectKernel("sm120 on a CPU", kernel, kernel.capabilities)
 
 
-@pytest.mark.parametrize(("arch", "blocks"), [(800, 3), (900, 3), (900, 40)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "arch", "blocks"),
+    [(name, 800, 3) for name in CASES] + [(name, 900, 16) for name in ("short", "long", "none")],
+)
 def test_every_check(name: str, arch: int, blocks: int) -> None:
     """With few blocks, whose tiles end anywhere, and with more blocks than there are tiles."""
     ran = set()
@@ -86,7 +88,7 @@ def answer(kernel: ObjectKernel, case: Case) -> Output:
 @pytest.mark.parametrize("name", ["short", "long", "none"])
 def test_in_whatever_order_the_answer_is_the_same(name: str, arch: int) -> None:
     kernel = on_cpu(4, arch)  # every run has another seed
-    first, *others = [answer(kernel, CASES[name]) for _ in range(12)]
+    first, *others = [answer(kernel, CASES[name]) for _ in range(6)]
     for other in others:
         assert torch.equal(first.out, other.out)
         assert torch.equal(first.lse, other.lse)
@@ -136,13 +138,13 @@ def answer_often(source: str) -> None:
 
 def test_random_cases(tmp_path: Path) -> None:
     module = "tests.kernels.cuda_on_cpu.fuzz"
-    command = [sys.executable, "-m", module, "--examples", "8", "--json", str(tmp_path / "r.json")]
+    command = [sys.executable, "-m", module, "--examples", "4", "--json", str(tmp_path / "r.json")]
     done = subprocess.run(command, check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stdout
     record = read_record(tmp_path / "r.json")
     ran = {case["id"]: case["metrics"]["executed"] for case in record["cases"]}
     assert set(ran) == set(CHECKS)
-    assert sum(ran.values()) >= 10
+    assert sum(ran.values()) >= 4
 
 
 def test_pages_past_the_reach_of_32_bits() -> None:

@@ -19,7 +19,7 @@ from verify_attn.problem import VerifyBatch
 
 HERE = Path(__file__).parent
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fno-strict-aliasing",
+    "-std=c++17", "-O1", "-march=native", "-shared", "-fPIC", "-fno-strict-aliasing",
     "-U_FORTIFY_SOURCE", "-w",
 )  # fmt: skip
 
