@@ -37,13 +37,15 @@ WRONG = {
     "the wrong phase": (PHASE.format("") + FADES, PHASE.format(" + 1") + FADES),
     "the mask is shifted": (NODE + BITS, NODE + " + 1" + BITS),
     "the mask comes a tile late": ("w.now.prefix / TILE;", "w.now.prefix / TILE + 1;"),
-    "sums do not fade": ("sum[half] = sum[half] * fade[half] +", "sum[half] = sum[half] +"),
+    "sums do not fade": ("sum[half] *= fade[half];", ""),
+    "the base never rises": ("if (__any_sync(~0u, rises)) {", "if (false) {"),
+    "both ask for the same half": ("/ TURNS * ASKED; }", "/ TURNS * 0; }"),
     "some outputs do not fade": (
         "if ((fades >> (b * 8) & 255) == 0) continue;",
         "if (b) continue;",
     ),
     "parts do not fade": ("sum += part.y * exp2_fast(part.x - from);", "sum += part.y;"),
-    "a zero row is not written": ("if (present != 65535) {", "if (false) {"),
+    "a zero row is not written": ("if (present != ALL) {", "if (false) {"),
     "sums are let go before they are read": (
         SUMS,
         SUMS.removesuffix(LET_GO).replace("(both);\n", f"(both);\n{LET_GO}"),
@@ -61,6 +63,6 @@ STUCK = {
     "is not aligned": ("+ key_offset, k[LOOK][4]", "+ key_offset + 2, k[LOOK][4]"),
     "no barrier was made": ("(&s.used[stage]));", "(&s.used[stage]) + 4096);"),
     "more arrivals at a barrier": ("(&s.loaded[i]), ARRIVALS);", "(&s.loaded[i]), 0);"),
-    "lanes part": ("__any_sync(~0u, fades);", "lane > 3 && __any_sync(~0u, fades);"),
+    "lanes part": ("if (__any_sync(~0u, rises)) {", "if (rises) {"),
     "is outside": ("s.weights[slot]) + weight_offset", "s.weights[slot]) + 200000"),
 }

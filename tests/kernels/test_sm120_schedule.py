@@ -41,7 +41,8 @@ def constant(name):
 
 ROWS, TILE, SLACK = constant("ROWS"), constant("TILE"), constant("SLACK")
 LEAST_TILES, VALUE_WARPS, SCORE_WARPS = map(constant, ("LEAST_TILES", "VALUE_WARPS", "SCORE_WARPS"))
-AHEAD = sm120.STAGES - 1
+AHEAD, ASKERS = sm120.STAGES - 1, constant("ASKERS")
+TURNS, ASKED = VALUE_WARPS // ASKERS, TILE // ASKERS
 
 
 # -- the model -------------------------------------------------------------------------------------
@@ -154,10 +155,12 @@ def walk(batch, deal, block):
 
 
 @says("""
-    asking.step(p, segment, warp);
-    if (warp < AHEAD) {
-            if ((number + AHEAD) % VALUE_WARPS == warp) {
-                asking.step(p, segment, VALUE_WARPS);
+    asking.step(p, segment, warp % TURNS);
+    if (warp % TURNS < AHEAD) {
+            if ((number + AHEAD) % TURNS == warp % TURNS) {
+                asking.step(p, segment, TURNS);
+    __device__ __forceinline__ static int part() { return (threadIdx.x / 32 - SCORE_WARPS) / TURNS * ASKED; }
+        int position = tile * TILE + part() + threadIdx.x % ASKED, node = position - w.now.prefix;
         number += tiles, tile += tiles;
         while (tile >= end && w.left > 0) {
             int over = tile - end;
@@ -165,8 +168,8 @@ def walk(batch, deal, block):
         if (tile >= end) return;
 """)
 def asked(segments, warp):
-    """(when, number, segment, tile) of the tiles that a value warp asks for; when: before which
-    tile's end, -1 at the start."""
+    """(when, number, segment, tile, rows) of the tiles that a value warp asks for; when: before which
+    tile's end, -1 at the start; rows of the tile: its own."""
     at, tile, end, number = 0, segments[0].tile, segments[0].end, 0
 
     def step(tiles):
@@ -176,13 +179,14 @@ def asked(segments, warp):
             over, at = tile - end, at + 1
             tile, end = segments[at].tile + over, segments[at].end
 
-    step(warp)
+    rows = {warp // TURNS * ASKED + lane % ASKED for lane in range(32)}
+    step(warp % TURNS)
     total = sum(s.end - s.tile for s in segments)
     for when in range(-1, total):
-        if warp < AHEAD if when < 0 else (when + AHEAD) % VALUE_WARPS == warp:
+        if warp % TURNS < AHEAD if when < 0 else (when + AHEAD) % TURNS == warp % TURNS:
             if tile < end:
-                yield when, number, segments[at], tile
-            step(VALUE_WARPS)
+                yield when, number, segments[at], tile, rows
+            step(TURNS)
 
 
 @says("""
@@ -252,10 +256,13 @@ def test_every_tile_is_dealt_once_and_the_merge_finds_every_segment(seed):
             assert block + s.unit not in slots
             slots[block + s.unit] = s.unit
         of_warps = sorted(
-            (number, (s.unit, s.request, s.part, tile), when)
-            for warp in range(VALUE_WARPS) for when, number, s, tile in asked(segments, warp)
+            (number, row, (s.unit, s.request, s.part, tile), when)
+            for warp in range(VALUE_WARPS) for when, number, s, tile, rows in asked(segments, warp)
+            for row in rows
         )  # fmt: skip
-        assert of_warps == [(n, what, max(n - AHEAD, -1)) for n, what in enumerate(mine)]
+        assert of_warps == [
+            (n, row, what, max(n - AHEAD, -1)) for n, what in enumerate(mine) for row in range(TILE)
+        ]
     assert dealt == every
     assert max(slots) < batch.blocks + most * len(batch.requests)  # slots, as Sm120.plan makes them
     for unit, (r, part) in enumerate(owner):

@@ -19,7 +19,10 @@ from verify_attn.kernels.base import Capabilities
 from verify_attn.kernels.registry import load
 from verify_attn.problem import VerifyBatch
 
-ON_GPU = Case(((300, "random:9:1"), (40, "chain:3")), geometry="tiny/2", page_size=16, seed=11)
+ON_GPU = Case(
+    ((300, "random:9:1"), (40, "chain:3")), geometry="tiny/2", page_size=16, seed=11,
+    dtype="bfloat16",
+)  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -28,16 +31,27 @@ ON_GPU = Case(((300, "random:9:1"), (40, "chain:3")), geometry="tiny/2", page_si
 def test_work_on_another_stream_is_caught(default: bool, joined: bool) -> None:
     other = torch.cuda.default_stream() if default else torch.cuda.Stream()
 
-    def elsewhere(batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> None:
-        current = torch.cuda.current_stream()
-        if joined:
-            other.wait_stream(current)
-        with torch.cuda.stream(other):
-            right(batch, out, lse)
-        if joined:
-            current.wait_stream(other)
+    inner = load("triton-split")  # does not wait for the GPU
 
-    kernel = as_kernel("elsewhere", elsewhere)
+    class Elsewhere:
+        capabilities = inner.capabilities
+
+        def plan(self, batch: VerifyBatch) -> Any:
+            return inner.plan(batch)
+
+        def prepare(self, batch: VerifyBatch, plan: Any) -> None:
+            inner.prepare(batch, plan)
+
+        def run(self, batch: VerifyBatch, plan: Any, out: torch.Tensor, lse: torch.Tensor) -> None:
+            current = torch.cuda.current_stream()
+            if joined:
+                other.wait_stream(current)
+            with torch.cuda.stream(other):
+                inner.run(batch, plan, out, lse)
+            if joined:
+                current.wait_stream(other)
+
+    kernel = as_kernel("elsewhere", Elsewhere())
     outcome = attempt(kernel, ON_GPU, "stream", torch.device("cuda"), explain=False)
     assert outcome["status"] == ("pass" if joined else "fail"), outcome
     assert joined or "wrong on a side stream" in outcome["text"]

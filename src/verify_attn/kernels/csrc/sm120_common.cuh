@@ -46,6 +46,8 @@ constexpr int IN_REGISTERS = PIECES - HELD;
 constexpr int LOOK = __CUDA_ARCH__ >= 900 ? 5 : 2;                 // steps whose keys are loaded into registers ahead
 constexpr int COLUMNS = LATENT / VALUE_WARPS;  // of the output, a warp
 constexpr int AHEAD = STAGES - 1;        // tiles asked for before their values are needed
+constexpr int ASKERS = 2;                // value warps that ask for one tile, half of its rows each
+constexpr int TURNS = VALUE_WARPS / ASKERS, ASKED = TILE / ASKERS;
 constexpr int LEAST_TILES = 3;           // that a block is started for
 constexpr int SLACK = 4;
 // 16 bytes more than a row has, so that eight rows' same columns lie in different banks.
@@ -58,7 +60,7 @@ constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes, a row
 constexpr float LAZY = 8.0f;  // scores may pass the base of the weights by a factor of 2^8
 #define NONE __int_as_float(0xff800000)  // minus infinity
 
-static_assert(LATENT % (16 * VALUE_WARPS) == 0 && ROPE % 32 == 0 && STAGES >= 3, "widths");
+static_assert(LATENT % (16 * VALUE_WARPS) == 0 && ROPE % 32 == 0 && STAGES >= 3 && AHEAD <= TURNS, "widths");
 
 struct Params {
     const u16* q;

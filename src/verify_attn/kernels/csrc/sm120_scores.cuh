@@ -124,26 +124,38 @@ __device__ __forceinline__ void score_warp(const Params& p, Shared& s) {
                         if ((sees >> (i / 2 * 8 + i % 2) & 1) == 0) weight[half][i] = NONE;
                 }
             }
-            float fade[2];
-            bool fades = false;
+            float most[2], fade[2] = {1.0f, 1.0f};
+            bool rises = false, fades = false;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float(&x)[4] = weight[half];
+                most[half] = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) * p.scale;
+                rises |= most[half] > base[half] + LAZY;
+            }
+            // The base follows the largest score only when it must: every change costs a product for
+            // each element of the output.  So a row's largest is not even looked for in most tiles.
+            if (__any_sync(~0u, rises)) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float row = most[half];
+                    row = fmaxf(row, __shfl_xor_sync(~0u, row, 1));
+                    row = fmaxf(row, __shfl_xor_sync(~0u, row, 2));
+                    bool up = row > base[half] + LAZY;
+                    fades |= up && base[half] != NONE;
+                    fade[half] = up ? exp2_fast(base[half] - row) : 1.0f;  // 0 from no base at all
+                    base[half] = up ? row : base[half];
+                    sum[half] *= fade[half];
+                }
+                fades = __any_sync(~0u, fades);
+            }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float(&x)[4] = weight[half];
-                float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 2)) * p.scale;
-                // The base follows the largest score only when it must: every change costs a
-                // product for each element of the output.
-                bool up = most > base[half] + LAZY;
-                fades |= up && base[half] != NONE;
-                fade[half] = up ? exp2_fast(base[half] - most) : 1.0f;  // 0 from no base at all
-                base[half] = up ? most : base[half];
                 float from = base[half] == NONE ? 0.0f : base[half];
 #pragma unroll
                 for (int i = 0; i < 4; i++) x[i] = exp2_fast(fmaf(x[i], p.scale, -from));
-                sum[half] = sum[half] * fade[half] + ((x[0] + x[1]) + (x[2] + x[3]));
+                sum[half] += (x[0] + x[1]) + (x[2] + x[3]);
             }
-            fades = __any_sync(~0u, fades);
 
             int slot = number % 2, round = number / 2;
             if (round > 0) wait(shared_address(&s.taken[slot]), (round - 1) & 1);

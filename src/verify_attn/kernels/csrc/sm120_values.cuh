@@ -7,14 +7,15 @@ struct Asked {
 constexpr int OWN = -1, NOTHING = -2;
 
 #if __CUDA_ARCH__ >= 900
-constexpr int ARRIVALS = 1;  // at `loaded`
+constexpr int ARRIVALS = ASKERS;  // at `loaded`
 
-// Copies the row of lane % 16 of a tile, or zeros, and lets `loaded` know when it is there.
+// Copies the row of lane % ASKED of a warp's part of a tile, or zeros, and lets `loaded` know when it is there.
 __device__ __forceinline__ void copy_rows(const u16* from, bool zeros, u32 stage, u32 loaded) {
     int lane = threadIdx.x % 32;
-    u32 present = __ballot_sync(~0u, !zeros) & 65535;
-    if (present != 65535) {
-        for (int row = 0; row < TILE; row++)
+    constexpr u32 ALL = (1u << ASKED) - 1;
+    u32 present = __ballot_sync(~0u, !zeros) & ALL;
+    if (present != ALL) {
+        for (int row = 0; row < ASKED; row++)
             for (int c = lane; (present >> row & 1) == 0 && c < CHUNKS; c += 32)
                 asm volatile("st.shared.v4.b32 [%0], {%1,%1,%1,%1};" ::"r"(stage + row * PITCH + c * 16), "r"(0) : "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // later copies come through another proxy
@@ -24,28 +25,34 @@ __device__ __forceinline__ void copy_rows(const u16* from, bool zeros, u32 stage
         asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(loaded),
                      "r"(__popc(present) * WIDTH * 2) : "memory");
     __syncwarp();
-    if (lane < TILE && !zeros)
+    if (lane < ASKED && !zeros)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                          stage + lane * PITCH), "l"(from), "r"(WIDTH * 2), "r"(loaded) : "memory");
 }
 #else
-constexpr int ARRIVALS = 32;
+constexpr int ARRIVALS = ASKERS * 32;
 
-// The same with 16 bytes a copy: two lanes share a row.
+// The same with 16 bytes a copy: SHARERS lanes share a row.
 __device__ __forceinline__ void copy_rows(const u16* from, bool zeros, u32 stage, u32 loaded) {
-    int lane = threadIdx.x % 32, second = lane / TILE;
-    u32 to = stage + lane % TILE * PITCH + second * 16;
+    constexpr int SHARERS = 32 / ASKED;
+    static_assert(CHUNKS % SHARERS == 0, "widths");
+    int lane = threadIdx.x % 32, mine = lane / ASKED;
+    u32 to = stage + lane % ASKED * PITCH + mine * 16;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c += 2) copy16(to + c * 16, from + (c + second) * 8, zeros ? 0 : 16);
+    for (int c = 0; c < CHUNKS; c += SHARERS) copy16(to + c * 16, from + (c + mine) * 8, zeros ? 0 : 16);
     arrive_when_copied(loaded);
 }
 #endif
 
-// The value warps ask for tiles in turn.  Where this one's next tile is; its segment is in shared
-// memory.  Each lane knows of row lane % 16.
+// The value warps ask for tiles in turn, two for a tile: one alone takes long enough over its 16 copies
+// to come late to its products.  Where this one's next tile is; its segment is in shared memory.  Each
+// lane knows of row `part() + lane % ASKED`.
 struct Asking {
     int tile, end, number;  // number: of all this block's tiles
     Asked asked;
+
+    // The first row of this warp's part of a tile.
+    __device__ __forceinline__ static int part() { return (threadIdx.x / 32 - SCORE_WARPS) / TURNS * ASKED; }
 
     // To the tile that many further on, if there is one, and look up where its rows are.
     __device__ __forceinline__ void step(const Params& p, Walk& w, int tiles) {
@@ -55,7 +62,7 @@ struct Asking {
             next_of(p, w);
             tile = w.tile + over, end = w.end;
         }
-        int position = tile * TILE + threadIdx.x % TILE, node = position - w.now.prefix;
+        int position = tile * TILE + part() + threadIdx.x % ASKED, node = position - w.now.prefix;
         asked = {0, NOTHING};
         if (tile >= end || node >= w.now.nodes) return;
         if (node >= 0 && p.node_kv != nullptr) {
@@ -66,7 +73,7 @@ struct Asking {
         }
     }
 
-    // Copy the tile, once its place in the ring is free.
+    // Copy the part of the tile, once its place in the ring is free.
     __device__ __forceinline__ void ask(const Params& p, Shared& s) {
         if (tile >= end) return;
         int stage = number % STAGES, round = number / STAGES;
@@ -74,7 +81,8 @@ struct Asking {
         const u16* from = p.pool;
         if (asked.row >= 0) from += asked.page * p.page_stride + asked.row * p.row_stride;
         if (asked.row == OWN) from = p.node_kv + asked.page * p.node_stride;
-        copy_rows(from, asked.row == NOTHING, shared_address(s.stages[stage]), shared_address(&s.loaded[stage]));
+        u32 to = shared_address(s.stages[stage]) + part() * PITCH;
+        copy_rows(from, asked.row == NOTHING, to, shared_address(&s.loaded[stage]));
     }
 };
 
@@ -85,10 +93,10 @@ __device__ __forceinline__ void value_warp(const Params& p, Shared& s) {
     u32 value_offset = lane % 16 * PITCH + (warp * COLUMNS + lane / 16 * 8) * 2;
     Walk& segment = begin_walk(s, s.asking[warp]);
     Asking asking = {segment.tile, segment.end, 0};
-    asking.step(p, segment, warp);
-    if (warp < AHEAD) {
+    asking.step(p, segment, warp % TURNS);
+    if (warp % TURNS < AHEAD) {
         asking.ask(p, s);
-        asking.step(p, segment, VALUE_WARPS);
+        asking.step(p, segment, TURNS);
     }
 
     float acc[BLOCKS][EIGHTS][4];
@@ -129,9 +137,9 @@ __device__ __forceinline__ void value_warp(const Params& p, Shared& s) {
 #pragma unroll
                 for (int e = 0; e < EIGHTS; e++) multiply(acc[b][e], a, v[e / 2][e % 2 * 2], v[e / 2][e % 2 * 2 + 1]);
             }
-            if ((number + AHEAD) % VALUE_WARPS == warp) {
+            if ((number + AHEAD) % TURNS == warp % TURNS) {
                 asking.ask(p, s);
-                asking.step(p, segment, VALUE_WARPS);
+                asking.step(p, segment, TURNS);
             }
         }
         i64 slot = blockIdx.x + w.unit;
