@@ -1,7 +1,7 @@
 """Bench records beside earlier measurements of the same kernels on the same cells.
 
     python benchmarks/anchors.py results/h200/bench_page1.json results/h200/bench_page64.json \
-        results/h200/bench_contiguous.json
+        results/h200/bench_contiguous.json results/h200/bench_contiguous_short.json
 
 The earlier ones are in results/h200/anchors.json: events around one call, cold L2, one request.
 Their cells may be spread over several records; of a cell that is in two, the last given counts.

@@ -159,7 +159,8 @@ def walk(batch, deal, block):
     if (warp % TURNS < AHEAD) {
             if ((number + AHEAD) % TURNS == warp % TURNS) {
                 asking.step(p, segment, TURNS);
-    __device__ __forceinline__ static int part() { return (threadIdx.x / 32 - SCORE_WARPS) / TURNS * ASKED; }
+    __device__ __forceinline__ static int part() {\
+ return (threadIdx.x / 32 - SCORE_WARPS) / TURNS * ASKED; }
         int position = tile * TILE + part() + threadIdx.x % ASKED, node = position - w.now.prefix;
         number += tiles, tile += tiles;
         while (tile >= end && w.left > 0) {
@@ -168,8 +169,8 @@ def walk(batch, deal, block):
         if (tile >= end) return;
 """)
 def asked(segments, warp):
-    """(when, number, segment, tile, rows) of the tiles that a value warp asks for; when: before which
-    tile's end, -1 at the start; rows of the tile: its own."""
+    """(when, number, segment, tile, rows) of what a value warp asks for; when: before which tile's
+    end, -1 at the start; rows: those of the tile that are its own."""
     at, tile, end, number = 0, segments[0].tile, segments[0].end, 0
 
     def step(tiles):
