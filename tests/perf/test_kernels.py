@@ -25,7 +25,7 @@ def _id(cell: Cell) -> str:
 @pytest.mark.gpu
 @pytest.mark.perf
 @pytest.mark.parametrize("part", ["run", "prepare_run"])
-@pytest.mark.parametrize("kernel", ["triton-unsplit", "triton-split"])
+@pytest.mark.parametrize("kernel", ["triton-unsplit", "triton-split", "sm120"])
 @pytest.mark.parametrize("cell", CELLS, ids=_id)
 def test_kernel(
     verify_benchmark: Callable[..., dict[str, Any]], cell: Cell, kernel: str, part: str
