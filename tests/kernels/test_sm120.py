@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from verify_attn.conformance.trial import Trial
 from verify_attn.generate import Case, build
-from verify_attn.kernels import sm120
+from verify_attn.kernels import cuda_launch, sm120
 from verify_attn.kernels.nvrtc import ToolchainError
 from verify_attn.kernels.registry import load
 from verify_attn.problem import VerifyBatch
@@ -144,3 +146,40 @@ def test_hand_made_cases_on_a_gpu(name: str) -> None:
             check.run(Trial(kernel, case, torch.device("cuda")))
             ran += 1
     assert ran >= 12
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the driver would have been asked: grid, block, shared memory, stream, number of
+    attributes; function; the parameter's bytes.  It refuses function 13."""
+    seen: list[tuple[Any, ...]] = []
+
+    def launch(how: int, function: int, pointers: int, extra: None) -> int:
+        words = (ctypes.c_uint * 7).from_address(how)
+        stream = ctypes.c_uint64.from_address(how + 32).value
+        attributes = ctypes.c_uint.from_address(how + 48).value
+        at = ctypes.c_void_p.from_address(pointers).value
+        assert at is not None
+        seen.append((*words, stream, attributes, function, ctypes.string_at(at, 4)))
+        return 700 if function == 13 else 0
+
+    monkeypatch.setattr(cuda_launch, "launcher", lambda: launch)
+    return seen
+
+
+def test_a_launch_says_what_it_was_made_with_and_the_stream_of_now(
+    launched: list[tuple[Any, ...]],
+) -> None:
+    params = ctypes.create_string_buffer(b"old ")
+    launch = cuda_launch.Launch("verify_merge", 12, (5, 6, 7), 128, 99, params, overlaps=True)
+    params.raw = b"new \0"
+    for stream in (0, 4_000, 4_000, 0):
+        launch(stream)
+    head = 5, 6, 7, 128, 1, 1, 99
+    assert launched == [(*head, stream, 1, 12, b"new ") for stream in (0, 4_000, 4_000, 0)]
+
+
+def test_a_launch_that_the_driver_refuses_is_told(launched: list[tuple[Any, ...]]) -> None:
+    launch = cuda_launch.Launch("verify_split", 13, (1, 1, 1), 1, 0, ctypes.create_string_buffer(4))
+    with pytest.raises(RuntimeError, match=r"launching verify_split failed: .*ILLEGAL_ADDRESS"):
+        launch(0)

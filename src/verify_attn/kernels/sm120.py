@@ -18,6 +18,7 @@ import torch
 
 from verify_attn.geometry import AttentionGeometry
 from verify_attn.kernels.base import Capabilities, UnsupportedError
+from verify_attn.kernels.cuda_launch import Launch, check_status
 from verify_attn.kernels.nvrtc import Built, ToolchainError, Unit, build, nvrtc
 from verify_attn.kernels.nvrtc_load import explain_load_failure
 from verify_attn.problem import VerifyBatch
@@ -117,31 +118,10 @@ def _load(latent: int, rope: int, device: int) -> _Loaded:
         (status,) = driver.cuKernelSetAttribute(
             attribute, shared, driver.CUkernel(handles[0]), driver.CUdevice(device)
         )
-        _check(status, "cuKernelSetAttribute")
+        check_status(int(status), "cuKernelSetAttribute")
     merge_threads = wanted.functions["verify_merge"][0] * 32
     overlaps = torch.cuda.get_device_capability(device) >= (9, 0)
     return _Loaded(handles[0], handles[1], shared, merge_threads, overlaps, (code, kernels))
-
-
-def _launch_of_merge(loaded: _Loaded, grid: tuple[int, int, int]) -> Any:
-    from cuda.bindings import driver
-
-    launch = driver.CUlaunchConfig()
-    launch.gridDimX, launch.gridDimY, launch.gridDimZ = grid
-    launch.blockDimX, launch.blockDimY, launch.blockDimZ = loaded.merge_threads, 1, 1
-    launch.sharedMemBytes = 0
-    if loaded.overlaps:
-        attribute = driver.CUlaunchAttribute()
-        names = driver.CUlaunchAttributeID
-        attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        launch.attrs, launch.numAttrs = [attribute], 1
-    return launch
-
-
-def _check(status: Any, call: str) -> None:
-    if int(status) != 0:
-        raise RuntimeError(f"{call} failed: {status!r}")
 
 
 @dataclass(eq=False)
@@ -169,18 +149,29 @@ class Workspace:
         return cls(blocks, grid, merge_rows, empty(batch.geometry.latent_dim), empty(2))
 
 
-@dataclass(eq=False)
 class Plan:
-    """A workspace, and the kernels as they are launched."""
+    """A workspace, and both kernels as they are launched."""
 
-    work: Workspace
-    loaded: _Loaded
-    merge: Any  # how verify_merge is launched, but for its stream
+    def __init__(self, work: Workspace, loaded: _Loaded, device: int) -> None:
+        self.work, self.device = work, device
+        self.params = ctypes.create_string_buffer(PARAMS.size)
+        self.split = Launch(
+            "verify_split", loaded.split, (work.blocks, 1, 1), WARPS * 32, loaded.shared,
+            self.params,
+        )  # fmt: skip
+        self.merge = Launch(
+            "verify_merge", loaded.merge, work.merge_grid, loaded.merge_threads, 0, self.params,
+            loaded.overlaps,
+        )  # fmt: skip
 
 
-def parameters(
-    batch: VerifyBatch, work: Workspace, out: torch.Tensor, lse: torch.Tensor
-) -> ctypes.Array[ctypes.c_char]:
+def pack(
+    params: ctypes.Array[ctypes.c_char],
+    batch: VerifyBatch,
+    work: Workspace,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
     """``Params`` of the source; raises ``UnsupportedError`` where copies would not be aligned."""
     q, pool, node_kv = batch.q, batch.kv_pool, batch.node_kv
     table, mask = batch.page_table, batch.tree_mask
@@ -192,9 +183,8 @@ def parameters(
     node_at = 0 if node_kv is None else node_kv.data_ptr()
     if (pool_at | node_at) & 15 or q_at & 3:  # the plan's batch was asked, this one may differ
         raise UnsupportedError(_unaligned(batch) or "rows are not aligned")
-    packed = ctypes.create_string_buffer(PARAMS.size)  # the driver copies it at each launch
     PARAMS.pack_into(
-        packed, 0,
+        params, 0,
         q_at, pool_at, node_at,
         table.data_ptr(), batch.prefix_lens.data_ptr(), batch.node_offsets.data_ptr(),
         mask.data_ptr(), out.data_ptr(), lse.data_ptr(),
@@ -203,9 +193,8 @@ def parameters(
         0 if node_kv is None else node_kv.stride(0), table.stride(0), mask.stride(0),
         out_node, out_head, lse_node, lse_head,
         batch.softmax_scale * LOG2_E,
-        len(batch.prefix_lens), q.shape[1], pool.shape[1], work.blocks, work.merge_rows,
+        batch.requests, q.shape[1], pool.shape[1], work.blocks, work.merge_rows,
     )  # fmt: skip
-    return packed
 
 
 class Sm120:
@@ -217,10 +206,6 @@ class Sm120:
             nvrtc()
         except ToolchainError as error:
             self.missing = str(error)
-        else:
-            from cuda.bindings import driver
-
-            self._launch, self._launch_as = driver.cuLaunchKernel, driver.cuLaunchKernelEx
         self.capabilities = Capabilities(
             architectures=tuple(ARCHITECTURES), dtypes=(torch.bfloat16,),
             capture=True, deterministic=True,
@@ -239,30 +224,14 @@ class Sm120:
         loaded = _load(geometry.latent_dim, geometry.rope_dim, index)
         blocks = torch.cuda.get_device_properties(device).multi_processor_count
         work = Workspace.of(batch, blocks)
-        return Plan(work, loaded, _launch_of_merge(loaded, work.merge_grid))
+        return Plan(work, loaded, index)
 
     def run(self, batch: VerifyBatch, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
-        params = parameters(batch, plan.work, out, lse)
-        stream = torch.cuda.current_stream(batch.device).cuda_stream
-        loaded, held = plan.loaded, (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        pointers = ctypes.addressof(held)
-        (status,) = self._launch(
-            loaded.split,
-            plan.work.blocks,
-            1,
-            1,
-            WARPS * 32,
-            1,
-            1,
-            loaded.shared,
-            stream,
-            pointers,
-            0,
-        )
-        _check(status, "launching verify_split")
-        plan.merge.hStream = stream
-        (status,) = self._launch_as(plan.merge, loaded.merge, pointers, 0)
-        _check(status, "launching verify_merge")
+        pack(plan.params, batch, plan.work, out, lse)
+        # The stream's handle alone: torch.cuda.current_stream makes an object around it.
+        stream = torch._C._cuda_getCurrentRawStream(plan.device)
+        plan.split(stream)
+        plan.merge(stream)
 
 
 def _elsewhere(device: torch.device) -> str | None:

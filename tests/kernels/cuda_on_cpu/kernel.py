@@ -78,7 +78,8 @@ class OnCpu(sm120.Sm120):
         """Both kernels, one after the other; raises what the machine found."""
         geometry = batch.geometry
         code = machine_code(geometry.latent_dim, geometry.rope_dim, self.arch, self.source)
-        params = sm120.parameters(batch, plan, out, lse)
+        params = ctypes.create_string_buffer(sm120.PARAMS.size)
+        sm120.pack(params, batch, plan, out, lse)
         for function, grid in ((code.run_split, (plan.blocks,)), (code.run_merge, plan.merge_grid)):
             if found := function(params, *grid, next(self._seeds)):
                 raise RuntimeError(found.decode())
