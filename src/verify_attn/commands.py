@@ -103,16 +103,14 @@ def _show_progress(session: Session, pool: Pool) -> None:
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
         total = 1 if session.case_json else session.examples
         ids = {
-            k: bars.add_task(
-                escape(k), total=total, completed=session.progress[k].examples, failed=""
-            )
+            k: bars.add_task(escape(k), total=total, completed=session.ran[k].examples, failed="")
             for k in session.kernels
         }
         for kernel in session.run(pool):
-            failed = [c for c, t in session.tallies[kernel].items() if t.failures]
+            failed = [c for c, t in session.ran[kernel].tallies.items() if t.failures]
             bars.update(
                 ids[kernel],
-                completed=session.progress[kernel].examples,
+                completed=session.ran[kernel].examples,
                 failed=", ".join(failed) + " failed" if failed else "",
             )
 

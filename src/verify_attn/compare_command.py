@@ -28,6 +28,7 @@ from verify_attn.perf.saved import TIMES, WHOLE
 from verify_attn.perf.thresholds import ThresholdError, find_pyproject, read_thresholds
 from verify_attn.record import RecordError, check_writable, new_record, write_record
 from verify_attn.terminal import error, output, printable, show_table
+from verify_attn.whole_file import write_whole
 
 STYLES = {
     "worse": "bold red", "missing": "bold red", "renamed": "bold red", "failed": "bold red",
@@ -235,6 +236,6 @@ def _testcase(suite: ElementTree.Element, name: str, outcome: str, text: str, st
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        path.write_bytes(content)
+        write_whole(path, content)
     except OSError as wrong:
         raise RecordError(f"{path} is not written: {why(wrong)}") from None

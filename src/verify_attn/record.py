@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from verify_attn.commit import current_commit
 from verify_attn.environment import environment
 from verify_attn.file_errors import why
+from verify_attn.whole_file import beside, write_whole
 
 SCHEMA_VERSION = 1
 STATUSES = ("pass", "fail", "inconclusive", "error", "skipped")
@@ -48,8 +47,11 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
         text = json.dumps(record, indent=1, allow_nan=False)
     except ValueError as error:
         raise RecordError(f"{path} is not written: {error}") from None
-    with _replacing(path) as file:
-        file.write(f"{text}\n")
+    check_writable(path)
+    try:
+        write_whole(path, f"{text}\n".encode())
+    except OSError as wrong:
+        raise RecordError(f"{path} is not written: {why(wrong)}") from None
 
 
 def check_writable(path: Path) -> None:
@@ -58,37 +60,13 @@ def check_writable(path: Path) -> None:
         wrong_kind = path.is_dir() or (path.exists() and not path.is_file())
         if not wrong_kind:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = _beside(path)
+            handle, temporary = beside(path)
             os.close(handle)
             os.unlink(temporary)
     except OSError as error:
         raise RecordError(f"no record can be written to {path}: {why(error)}") from None
     if wrong_kind:
         raise RecordError(f"{path} is no regular file; a record replaces the file it is written to")
-
-
-def _beside(path: Path) -> tuple[int, str]:
-    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[str]]:
-    check_writable(path)
-    try:
-        handle, temporary = _beside(path)
-    except OSError as error:
-        raise RecordError(f"{path} is not written: {why(error)}") from None
-    try:
-        with os.fdopen(handle, "w") as file:
-            yield file
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        os.unlink(temporary)
-        raise RecordError(f"{path} is not written: {why(error)}") from None
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -111,7 +89,7 @@ def parse_record(text: str | bytes, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is no record: {error}") from None
     version = record.get("schema_version") if isinstance(record, dict) else None
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:  # True and 1.0 are equal to 1
         raise RecordError(
             f"{path} has schema_version {version!r}; this version reads {SCHEMA_VERSION}"
         )

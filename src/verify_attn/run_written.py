@@ -20,6 +20,7 @@ from verify_attn.report.text import lines
 from verify_attn.report.verdict import Verdict, judge
 from verify_attn.run_steps import Steps
 from verify_attn.terminal import error
+from verify_attn.whole_file import write_whole
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 STYLE = {"pass": "green", "fail": "red", "dead": "red"}  # the others are yellow
@@ -39,8 +40,8 @@ def write_all(path: Path, steps: Steps, unwritten: str | None, against: str | No
         return error(unwritten or str(wrong))
     verdict = judge(folder)
     md = summary(folder, verdict)
-    problems += _failed(lambda: (path / "summary.md").write_text(md, errors="replace"))
-    problems += _failed(lambda: (path / "junit.xml").write_bytes(junit(folder, verdict)))
+    problems += _failed(lambda: write_whole(path / "summary.md", md.encode(errors="replace")))
+    problems += _failed(lambda: write_whole(path / "junit.xml", junit(folder, verdict)))
     if given := os.environ.get(STEP_SUMMARY):
         problems += _failed(lambda: _append(Path(given), md))
     report, failed = _report(folder, verdict, against)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,6 @@ class Tally:
     worst: float = 0.0
     failures: list[dict[str, Any]] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, case: dict[str, Any]) -> Tally:
-        """The inverse of `case`."""
-        metrics = case["metrics"]
-        return cls(
-            metrics["executed"],
-            Counter(metrics.get("skipped", {})),
-            metrics.get("worst_over_bound", 0.0),
-            list(case.get("failures", [])),
-        )
-
     def case(self, kernel: str, check: str) -> dict[str, Any]:
         """This tally as a case of a run record."""
         if self.failures:
@@ -66,18 +55,75 @@ class Tally:
 
 
 @dataclass
-class Progress:
-    """How far a kernel is: examples in all, the chunks that are done, examples of the others."""
+class Ran:
+    """What ran of one kernel: in all, in the chunks that are done, or in one that is not."""
 
     examples: int = 0
     long_examples: int = 0
-    chunks: list[int] = field(default_factory=list)
-    partial: dict[str, int] = field(default_factory=dict)  # chunk: examples; JSON keys are text
+    tallies: dict[str, Tally] = field(default_factory=dict)  # by check
 
-    def example(self, task: Task) -> None:
-        self.examples += 1
-        if task.case is None:
-            self.partial[str(task.chunk)] = self.partial.get(str(task.chunk), 0) + 1
+    def take(self, event: dict[str, Any]) -> None:
+        """A check or an example that ended without a failure."""
+        if event["event"] == "example":
+            self.examples += 1
+            self.long_examples += event["tokens"] >= LONG_TOKENS
+            return
+        tally = self.tallies.setdefault(event["check"], Tally())
+        if event["status"] == "pass":
+            tally.executed += 1
+            tally.worst = max(tally.worst, event["worst"])
+        else:
+            tally.skipped[event["reason"]] += 1
+
+    def add(self, more: Ran) -> None:
+        """A chunk that is done."""
+        self.examples += more.examples
+        self.long_examples += more.long_examples
+        for check, tally in more.tallies.items():
+            mine = self.tallies.setdefault(check, Tally())
+            mine.executed += tally.executed
+            mine.skipped += tally.skipped
+            mine.worst = max(mine.worst, tally.worst)
+
+
+@dataclass
+class Progress:
+    """How far a kernel is.
+
+    A chunk that was cut off is drawn again from its first case when the check goes on, so that it
+    runs what it would have run in one go; `whole` is what it goes on from.
+    """
+
+    chunks: list[int] = field(default_factory=list)  # that are done
+    whole: Ran = field(default_factory=Ran)  # what those came to
+    open: dict[int, Ran] = field(default_factory=dict)  # what ran of others
+
+    def end(self, chunk: int) -> None:
+        self.chunks.append(chunk)
+        self.whole.add(self.open.pop(chunk, Ran()))
+
+    def as_record(self, total: Ran) -> dict[str, Any]:
+        """For the record; ``total`` is what ran in all."""
+        return {
+            "examples": total.examples, "long_examples": total.long_examples,
+            "chunks": self.chunks, "whole": {
+                "examples": self.whole.examples, "long_examples": self.whole.long_examples,
+                "tallies": {
+                    check: {"executed": t.executed, "skipped": dict(t.skipped), "worst": t.worst}
+                    for check, t in self.whole.tallies.items()
+                },
+            },
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, known: dict[str, Any]) -> Progress:
+        """The inverse of `as_record`."""
+        whole = known["whole"]
+        tallies = {
+            check: Tally(**{**tally, "skipped": Counter(tally["skipped"])})
+            for check, tally in whole["tallies"].items()
+        }
+        return cls(known["chunks"], Ran(whole["examples"], whole["long_examples"], tallies))
 
 
 class Session:
@@ -97,8 +143,8 @@ class Session:
     ) -> None:
         self.kernels, self.checks = list(dict.fromkeys(kernels)), list(checks)
         self.examples, self.seed, self.case_json = examples, seed, case
-        self.tallies = {k: {c: Tally() for c in self.checks} for k in self.kernels}
-        self.progress = {k: Progress() for k in self.kernels}
+        self.ran = {k: Ran(tallies={c: Tally() for c in self.checks}) for k in self.kernels}
+        self._progress = {k: Progress() for k in self.kernels}
         self.stopped_early: str | None = None
         self.device: str | None = None  # as the first worker found it
         self._record, self._path = new_record(command), record
@@ -108,7 +154,7 @@ class Session:
     @property
     def started(self) -> bool:
         """Has any example ended?"""
-        return any(p.examples for p in self.progress.values())
+        return any(ran.examples for ran in self.ran.values())
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -118,7 +164,7 @@ class Session:
     @property
     def cases(self) -> list[dict[str, Any]]:
         """The cases of the run record so far."""
-        return [t.case(k, c) for k, row in self.tallies.items() for c, t in row.items()]
+        return [t.case(k, c) for k, ran in self.ran.items() for c, t in ran.tallies.items()]
 
     def run(self, pool: Pool) -> Iterator[str]:
         """Work; yields the kernel that something happened to.  The record is kept throughout."""
@@ -140,7 +186,7 @@ class Session:
             return
         self._record |= {
             "parameters": self._parameters,
-            "progress": {k: asdict(p) for k, p in self.progress.items()},
+            "progress": {k: p.as_record(self.ran[k]) for k, p in self._progress.items()},
             "stopped_early": self.stopped_early,
             "cases": self.cases,
         }
@@ -154,39 +200,30 @@ class Session:
         for chunk, start in enumerate(range(0, self.examples, size)):
             examples = min(size, self.examples - start)
             for kernel in self.kernels:
-                progress = self.progress[kernel]
-                done = progress.partial.get(str(chunk), 0)
-                if chunk not in progress.chunks and done < examples:
-                    seed = self.seed * 1_000_003 + chunk + 104_729 * done
-                    left = examples - done
-                    tasks.append(Task(kernel, list(self.checks), seed, left, chunk=chunk))
+                if chunk not in self._progress[kernel].chunks:
+                    seed = self.seed * 1_000_003 + chunk
+                    tasks.append(Task(kernel, list(self.checks), seed, examples, chunk=chunk))
         return tasks
 
     def _enabled(self, task: Task) -> list[str]:
         """A check that failed is not run again: its first failure is the one to mend."""
-        tallies = self.tallies[task.kernel]
+        tallies = self.ran[task.kernel].tallies
         return [c for c in self.checks if not tallies[c].failures or task.case is not None]
 
     def _take(self, task: Task, event: dict[str, Any]) -> None:
-        progress = self.progress[task.kernel]
+        ran, progress = self.ran[task.kernel], self._progress[task.kernel]
         match event["event"]:
-            case "check":
-                tally = self.tallies[task.kernel][event["check"]]
-                if event["status"] == "pass":
-                    tally.executed += 1
-                    tally.worst = max(tally.worst, event["worst"])
-                else:
-                    tally.skipped[event["reason"]] += 1
+            case "check" | "example":
+                ran.take(event)
+                progress.open.setdefault(task.chunk, Ran()).take(event)
             case "device":
                 self._record["environment"]["device"] = self.device = event["device"]
-            case "example":
-                progress.example(task)
-                progress.long_examples += event["tokens"] >= LONG_TOKENS
             case "failure" if event["final"]:
-                tally = self.tallies[task.kernel][event["check"]]
+                tally = ran.tallies[event["check"]]
                 tally.executed += 1
                 if task.case is None:
-                    progress.example(task)
+                    ran.examples += 1
+                    progress.open.setdefault(task.chunk, Ran()).examples += 1
                 known = {"text": event["text"], "case": json.loads(event["case"])}
                 known |= {k: event[k] for k in ("kind",) if k in event} | {"chunk": task.chunk}
                 # Workers may find one each, in whatever order they get there: the first is that of
@@ -196,8 +233,7 @@ class Session:
                 raise UnusableKernel(event["text"])
             case "done":
                 if task.case is None:
-                    progress.chunks.append(task.chunk)
-                    progress.partial.pop(str(task.chunk), None)
+                    progress.end(task.chunk)
                 self.save()
 
     def _load(self, record: dict[str, Any]) -> None:
@@ -220,12 +256,18 @@ class Session:
                     f"{self._path} also tells of {', '.join(sorted(missing))}; to resume, name "
                     "those kernels too"
                 )
-            for case in record["cases"]:
+            for kernel, known in record["progress"].items():
+                self._progress[kernel] = progress = Progress.of(known)
+                self.ran[kernel].add(progress.whole)
+            for case in record["cases"]:  # a failure counts, in whatever chunk it was found
                 known = case["parameters"]
-                self.tallies[known["kernel"]][known["check"]] = Tally.of(case)
-            self.progress |= {k: Progress(**seen) for k, seen in record["progress"].items()}
+                tally = self.ran[known["kernel"]].tallies[known["check"]]
+                tally.failures = list(case.get("failures", ()))
+                tally.executed += len(tally.failures)
         except (KeyError, TypeError, AttributeError) as error:
-            raise UnusableKernel(f"{self._path} is damaged: {error!r}") from None
+            raise UnusableKernel(
+                f"{self._path} is damaged, or of an earlier version: {error!r}"
+            ) from None
 
 
 def _machine(environment: dict[str, Any]) -> dict[str, Any]:

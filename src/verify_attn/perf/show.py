@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +16,7 @@ from verify_attn.perf.axes import AXES, Cell
 from verify_attn.perf.roofline import Rates, limit, work_of
 from verify_attn.record import RecordError
 from verify_attn.terminal import STATUS_STYLE, printable, show_table
+from verify_attn.whole_file import write_whole
 
 BAR = 10
 # Columns of the CSV file, the parameters of a cell before them.
@@ -123,8 +125,9 @@ def write_csv(path: Path, cases: Sequence[dict[str, Any]]) -> None:
     """One line a case; figures that were not measured are empty.  Raises `RecordError` where it
     cannot be written."""
     try:
-        with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-            _write_rows(file, cases)
+        file = StringIO(newline="")
+        _write_rows(file, cases)
+        write_whole(path, file.getvalue().encode(errors="backslashreplace"))
     except OSError as wrong:
         raise RecordError(f"{path} is not written: {why(wrong)}") from None
 

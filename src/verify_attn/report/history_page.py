@@ -16,6 +16,7 @@ from verify_attn.history_command import about, summary, told
 from verify_attn.record import RecordError
 from verify_attn.report.history import Series
 from verify_attn.report.kept import Records
+from verify_attn.whole_file import write_whole
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>History: {{ summary }}</title>
@@ -69,7 +70,7 @@ def write_page(path: Path, records: Records, series: Sequence[Series]) -> None:
             "pip install 'verify-attn[report]'"
         ) from None
     try:
-        path.write_bytes(page.encode(errors="backslashreplace"))
+        write_whole(path, page.encode(errors="backslashreplace"))
     except OSError as wrong:
         raise RecordError(f"{path} is not written: {why(wrong)}") from None
 

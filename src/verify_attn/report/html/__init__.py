@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from verify_attn.report.folder import Folder, Record
 from verify_attn.report.verdict import Verdict
+from verify_attn.whole_file import write_whole
 
 __all__ = ["write_report"]
 
@@ -28,13 +27,4 @@ def write_report(
     """
     from verify_attn.report.html.page import page
 
-    text = page(folder, verdict, against, others)
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, out)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(out, page(folder, verdict, against, others).encode())
