@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -101,6 +102,21 @@ def parse_record(text: str | bytes, path: str) -> dict[str, Any]:
             f"{path} has no list of cases, each with a status out of {', '.join(STATUSES)}"
         )
     return dict(record)
+
+
+def not_finite(data: Any) -> str | None:
+    """The first figure that is none, such as ``cases[3].metrics.run_ms is nan``.  Python's json
+    reads NaN and Infinity, and 1e999 as infinity; no record is written with one."""
+    waiting = [(data, "")]
+    while waiting:  # a loop: a hostile file is nested deeper than Python may recurse
+        value, where = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{where.lstrip('.')} is {value}"
+        if isinstance(value, dict):
+            waiting += [(inner, f"{where}.{key}") for key, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+    return None
 
 
 def exit_code(cases: list[dict[str, Any]], interrupted: bool = False) -> int:

@@ -22,7 +22,11 @@ from verify_attn.report.folder import (
 from verify_attn.report.verdict import judge
 from verify_attn.terminal import error, output, printable
 
-RECORDS = (RUN_RECORD, *map(record_name, STEPS))
+# What is in a run's folder, its report apart.
+KEPT = (
+    RUN_RECORD, *map(record_name, STEPS), *(f"{step}.txt" for step in STEPS), "server.log",
+    "junit.xml", "summary.md",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,13 @@ def run_report(paths: Sequence[Path], *, out: Path | None, against: Path | None)
     target = out or default_out(paths[0])
     try:
         inputs = read_inputs(paths)
-        saved = None if against is None else read_record(against)
+        saved = None if against is None else _sweep_record(against)
         given = [*paths, *([] if against is None else [against])]
         taken = {path.resolve() for path in given}
         taken |= {(path if path.is_dir() else path.parent).resolve() / name
-                  for path in given for name in RECORDS}  # fmt: skip
+                  for path in given for name in KEPT}  # fmt: skip
         if target.resolve() in taken:
-            raise RecordError(f"--out {target} is one of the records; give another path")
+            raise RecordError(f"--out {target} is one of the run's own files; give another path")
         check_writable(target)
     except (FolderError, RecordError) as wrong:
         return error(str(wrong))
@@ -62,6 +66,14 @@ def run_report(paths: Sequence[Path], *, out: Path | None, against: Path | None)
     size_mb = target.stat().st_size / 1e6
     console.print(f"report: {printable(str(target))} ({size_mb:.1f} MB)", soft_wrap=True)
     return PASSED
+
+
+def _sweep_record(path: Path) -> Record:
+    """To be drawn behind this one; raises `FolderError` for a record of another command."""
+    record = read_folder(path).steps["sweep"].record
+    if record is None or path.is_dir():
+        raise FolderError(f"--against {path} is no record of a sweep; give what sweep --json wrote")
+    return record
 
 
 def default_out(path: Path) -> Path:

@@ -24,7 +24,15 @@ from verify_attn.record import (
     read_record,
     write_record,
 )
-from verify_attn.report.folder import RUN_RECORD, STEPS, record_name
+from verify_attn.report.folder import (
+    RUN_RECORD,
+    STEPS,
+    FolderError,
+    machine_of,
+    read_run,
+    read_step,
+    record_name,
+)
 from verify_attn.run_ahead import look_ahead, shown
 from verify_attn.run_lock import FolderInUse, take
 from verify_attn.run_outcome import FINISHED, outcome
@@ -96,7 +104,10 @@ class Run:
     def _resume(self) -> None:
         """Take the steps that are done from the run in the folder."""
         path = self.folder / RUN_RECORD
-        before = read_record(path)
+        try:
+            before = read_run(self.folder)
+        except FolderError as wrong:
+            raise BadRun(f"{wrong}; make a new run with another --out") from None
         was, now = before.get("asked"), self.record["asked"]
         if was != now:
             names = [n for n in now if not isinstance(was, dict) or was.get(n) != now[n]]
@@ -104,7 +115,7 @@ class Run:
                 f"{path} was made by {before.get('command')!r}, which differs in "
                 f"{', '.join(names)}; to resume give the same, or make a new run with another --out"
             )
-        there, here = _machine(before), _machine(self.record)
+        there, here = machine_of(before), machine_of(self.record)
         if there != here:
             raise BadRun(
                 f"{path} was made with {there}, here is {here}; one run tells of one machine: make "
@@ -118,10 +129,8 @@ class Run:
             )
         for case in before["cases"]:
             if case.get("id") in STEPS and case.get("exit_code") in FINISHED:
-                try:
-                    read_record(self._path(case["id"]))
-                except RecordError as wrong:
-                    self._say(f"{case['id']} runs again: {wrong}")
+                if problem := read_step(self.folder, case["id"], before).problem:
+                    self._say(f"{case['id']} runs again: {problem}", result=True)
                     continue
                 self.record["cases"].append(case)
         self.record["started"] = before.get("started", self.record["started"])
@@ -165,7 +174,9 @@ class Run:
         elif step == "doctor":
             self._child(step, DOCTOR, [str(self._path(step))], steps)
         elif step == "check":
-            self._child(step, CLI, check_line(self.asked, self.folder, self.gpu), steps)
+            self._child(
+                step, CLI, check_line(self.asked, self.folder, self.gpu, self.record), steps
+            )
         elif step == "bench":
             self._child(step, CLI, bench_line(self.asked, self.folder), steps)
         else:
@@ -271,13 +282,3 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as wrong:
         raise BadRun(f"--out {folder} cannot be made: {why(wrong)}") from None
-
-
-def _machine(record: Record) -> Record | None:
-    """What must stay the same within a run: the GPUs and the versions."""
-    try:
-        environment = record["environment"]
-        names = [gpu["name"] for gpu in environment["gpus"]]
-        return {"gpus": names, "versions": environment["versions"]}
-    except (KeyError, TypeError):
-        return None

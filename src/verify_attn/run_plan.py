@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verify_attn.record import RecordError, read_record
-from verify_attn.report.folder import RUN_RECORD, record_name
+from verify_attn.report.folder import RUN_RECORD, Record, foreign, record_name
 
 RUNS = "verify-attn-runs"
 CLI = "verify_attn.cli"
@@ -18,6 +18,15 @@ CLI = "verify_attn.cli"
 # case: the whole run is to end within minutes on two cores.
 EXAMPLES: dict[bool, int | None] = {True: None, False: 12}
 QUICK_EXAMPLES = {True: 100, False: 4}
+
+
+# What --sweep cannot hold, and why.
+RUNS_OWN = {
+    "--json": "is the run's own: the record belongs into its folder",
+    "--url": "is an option of the run: verify-attn run --url URL",
+    "--dry-run": "would measure nothing; the run itself shows its plan before it begins",
+    "--help": "would measure nothing", "-h": "would measure nothing",
+}  # fmt: skip
 
 
 class BadRun(ValueError):
@@ -60,19 +69,16 @@ def examples_of(asked: Asked, gpu: bool) -> int | None:
     return asked.examples or (QUICK_EXAMPLES if asked.quick else EXAMPLES)[gpu]
 
 
-def check_line(asked: Asked, folder: Path, gpu: bool) -> list[str]:
-    """Of the check, going on where its own record stopped."""
+def check_line(asked: Asked, folder: Path, gpu: bool, run: Record) -> list[str]:
+    """Of the check, going on where its own record stopped; ``run`` is the run's record."""
     path, examples = folder / record_name("check"), examples_of(asked, gpu)
     size = [] if examples is None else ["--examples", str(examples)]
-    return ["check", *asked.kernels, *size, "--json", str(path), *_resumable(path)]
-
-
-def _resumable(path: Path) -> list[str]:
+    line = ["check", *asked.kernels, *size, "--json", str(path)]
     try:
-        read_record(path)
+        other = foreign(read_record(path), run, shlex.join(["verify-attn", *line]))
     except RecordError:
-        return []
-    return ["--resume"]
+        return line
+    return line if other else [*line, "--resume"]
 
 
 def bench_line(asked: Asked, folder: Path) -> list[str]:
@@ -97,6 +103,10 @@ def sweep_line(
     given |= {name: value for name, value in own.items() if given.get(name) is None}
     words = [word for name, value in given.items() if value is not None for word in (name, value)]
     try:
-        return ["sweep", *words, *shlex.split(asked.sweep or "")]
+        more = shlex.split(asked.sweep or "")
     except ValueError as wrong:
         raise BadRun(f"--sweep {asked.sweep!r}: {wrong}") from None
+    for word in more:
+        if (name := word.split("=")[0]) in RUNS_OWN:
+            raise BadRun(f"--sweep {asked.sweep!r}: {name} {RUNS_OWN[name]}; leave it out")
+    return ["sweep", *words, *more]

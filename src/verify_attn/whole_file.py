@@ -29,8 +29,9 @@ def write_whole(path: Path, content: bytes) -> None:
             os.unlink(temporary)
             raise
     except OSError as wrong:
-        wrong.filename = str(path)  # not the temporary's; of a failed write there is none
-        wrong.filename2 = None
+        if wrong.errno is not None:
+            wrong.filename = str(path)  # not the temporary's; of a failed write there is none
+            wrong.filename2 = None
         raise
 
 

@@ -197,7 +197,7 @@ def test_a_screen_reader_is_told_what_a_chart_shows(chromium, reports):
         for n in tree if not n.get("ignored") and "role" in n
     ]  # fmt: skip
     images = [name for role, name in known if role in ("image", "img")]
-    assert any("115.2 tok/s at 1,427 tokens, 1.828 at 184,679" in name for name in images)
+    assert any("112.7 tok/s at 1,427 tokens, 1.785 at 184,679" in name for name in images)
     named = ("image", "img", "link", "region", "table", "DisclosureTriangle")
     assert [role for role, name in known if role in named and not name] == []
     roles = {role for role, _ in known}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.report.folders import DATA, RESULTS, folder, run_record, swept
-from verify_attn.report.folder import STEPS, FolderError, kind_of, read_folder
+from tests.report.folders import BENCH, DATA, RESULTS, folder, run_record, swept
+from verify_attn.report.folder import STEPS, FolderError, kind_of, read_folder, read_run
 from verify_attn.report.junit import junit
 from verify_attn.report.markdown import summary
 from verify_attn.report.text import lines
@@ -103,10 +105,77 @@ def test_a_lost_run_record(tmp_path: Path) -> None:
 
 
 def test_a_record_of_another_step(tmp_path: Path) -> None:
-    check = RESULTS / "cpu/check.json"
-    found = read_folder(folder(tmp_path, run_record(), check=check, sweep=check))
+    check = json.loads((RESULTS / "cpu/check.json").read_text())
+    folder(tmp_path, run_record(), check=check)
+    (tmp_path / "sweep.json").write_text(json.dumps(check))
+    found = read_folder(tmp_path)
     assert found.steps["sweep"].problem == "sweep.json is a record of check"
     assert judge(found).exit_code == 3
+
+
+OTHERS = {
+    "another kernel's": ({"command": "verify-attn check torch --json check.json"}, "made by"),
+    "another commit's": ({"commit": "b" * 40}, "made at commit"),
+    "another machine's": (
+        {"environment": {"gpus": [{"name": "a card"}], "versions": {}}}, "made with"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "says"), OTHERS.values(), ids=OTHERS)
+def test_a_record_of_another_run_is_no_pass_of_this_one(
+    tmp_path: Path, changed: dict[str, Any], says: str
+) -> None:
+    here = {"gpus": [], "versions": {"torch": "2"}, "triton": "interpreter"}
+    run = run_record({"check": 0}) | {"commit": "a" * 40, "environment": here}
+    own = json.loads((RESULTS / "cpu/check.json").read_text())
+    own |= {"commit": "a" * 40, "environment": here}
+    folder(tmp_path, run, check=own)
+    assert judge(read_folder(tmp_path)).exit_code == 0
+    own = json.loads((tmp_path / "check.json").read_text()) | changed
+    (tmp_path / "check.json").write_text(json.dumps(own))
+    found = read_folder(tmp_path)
+    assert f"check.json is not of this run: it was {says}" in str(found.steps["check"].problem)
+    verdict = judge(found)
+    assert (verdict.exit_code, verdict.status) == (3, "inconclusive")
+    assert "not of this run" in verdict.headline
+
+
+def test_a_run_that_failed_is_not_said_to_have_run_nothing(tmp_path: Path) -> None:
+    folder(tmp_path, run_record({"check": 1}), check=RESULTS / "cpu/check.json")
+    verdict = judge(read_folder(tmp_path))
+    assert verdict.exit_code == 1
+    assert verdict.headline == (
+        "FAIL: check: run.json says that it failed with exit code 1, and check.json shows no failure"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("check", lambda r: r["cases"][1].pop("reason"), "in case 1, reason is absent"),
+        ("bench", lambda r: r.update(environment={"bench": {"left_out": 5}}), "left_out is int"),
+        ("bench", lambda r: r.update(environment={"bench": 5}), "bench is int"),
+        ("run", lambda r: r["cases"][0]["metrics"].update(seconds=math.nan),
+         "cases[0].metrics.seconds is nan"),
+        ("run", lambda r: r.update(schema_version=True), "has schema_version True"),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_is_named(
+    tmp_path: Path, name: str, change: Callable[[Any], Any], says: str
+) -> None:
+    folder(tmp_path, run_record(), check=RESULTS / "cpu/check.json", bench=BENCH)
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    change(record)
+    (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    found = read_folder(tmp_path)
+    problem = found.run_problem if name == "run" else found.steps[name].problem
+    assert says in str(problem)
+    judge(found)
+    if name == "run":
+        with pytest.raises(FolderError) as raised:
+            read_run(tmp_path)
+        assert says in str(raised.value)
 
 
 JUNK = (None, True, -1, 1e308, "", "<script>|`\x1b[31m\ud800", [], [[]], {}, {"a": []}, [None])

@@ -19,9 +19,14 @@ def kept(tmp_path):
     """A run's folder with a sweep and a check in it."""
     folder = tmp_path / "run"
     folder.mkdir()
-    write_record(folder / "run.json", records.run_record())
-    write_record(folder / "sweep.json", records.real("cpu/burst_prose.json"))
-    write_record(folder / "check.json", records.failing_check())
+    run = records.run_record()
+    write_record(folder / "run.json", run)
+    for name, made in (
+        ("sweep", records.real("cpu/burst_prose.json")), ("check", records.failing_check()),
+    ):  # fmt: skip
+        case = next(c for c in run["cases"] if c["id"] == name)
+        made |= {"command": case["parameters"]["command"], "environment": run["environment"]}
+        write_record(folder / f"{name}.json", made)
     return folder
 
 
@@ -48,6 +53,21 @@ def test_where_it_goes(kept):
     assert default_out(kept) == kept / "report.html"
     assert default_out(kept / "run.json") == kept / "report.html"
     assert default_out(kept / "sweep.json") == kept / "sweep.html"
+
+
+@pytest.mark.parametrize("name", ["check.txt", "server.log", "junit.xml", "summary.md"])
+def test_what_a_run_left_is_never_overwritten(kept, capsys, name):
+    (kept / name).write_text("kept")
+    assert run_report([kept], out=kept / name, against=None) == 2
+    assert "is one of the run's own files" in capsys.readouterr().err
+    assert (kept / name).read_text() == "kept"
+
+
+@pytest.mark.parametrize("given", [".", "check.json"])
+def test_what_is_drawn_behind_is_a_sweeps_record(kept, capsys, given):
+    assert run_report([kept], out=None, against=kept / given) == 2
+    assert "is no record of a sweep" in capsys.readouterr().err
+    assert run_report([kept], out=None, against=kept / "sweep.json") == 0
 
 
 def test_two_records_of_one_step_are_refused(kept, tmp_path):
@@ -80,7 +100,7 @@ def test_what_is_no_record_is_bad_usage(tmp_path, capsys, text, said):
 def test_a_record_is_never_overwritten(kept, capsys, given):
     before = (kept / "sweep.json").read_bytes()
     assert run_report([kept / given], out=kept / "sweep.json", against=None) == 2
-    assert "is one of the records" in capsys.readouterr().err
+    assert "is one of the run's own files" in capsys.readouterr().err
     assert (kept / "sweep.json").read_bytes() == before
 
 

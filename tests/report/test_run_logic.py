@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +17,7 @@ from verify_attn.environment import Gpu
 from verify_attn.record import RecordError
 from verify_attn.run_ahead import Ahead
 from verify_attn.run_command import run_run
-from verify_attn.run_plan import Asked
+from verify_attn.run_plan import Asked, BadRun, sweep_line
 from verify_attn.run_server import Embedded
 from verify_attn.run_steps import Ended
 
@@ -50,16 +50,20 @@ class Scripted:
         output.write_text(f"error: {step} says why\n")
         code = self.codes.get(step, 0)
         if code in (0, 1, 3):
-            self._record(step, output.parent)
+            self._record(step, arguments, output.parent)
         self.stopped = step == self.stop_in
         return Ended(130 if self.stopped else code, 2.0, self.stopped, output.read_text())
 
-    def _record(self, step: str, folder: Path) -> None:
+    def _record(self, step: str, arguments: Sequence[str], folder: Path) -> None:
+        """A saved one, as if made here and now by this command."""
         given = RECORDS[step]
-        if given is not None:
-            shutil.copy(given, folder / f"{step}.json")
-        else:
-            (folder / f"{step}.json").write_text(json.dumps(BENCH if step == "bench" else EMPTY))
+        known = BENCH if step == "bench" else EMPTY
+        known = known if given is None else json.loads(given.read_text())
+        run = json.loads((folder / "run.json").read_text())
+        command = ["verify-attn", *([step] if step == "doctor" else arguments)]
+        known = {**known, "command": shlex.join(command), "commit": run["commit"],
+                 "environment": run["environment"]}  # fmt: skip
+        (folder / f"{step}.json").write_text(json.dumps(known))
 
 
 def report(folder: Any, verdict: Any, against: str | None) -> tuple[str, list[str]]:
@@ -206,11 +210,39 @@ def test_resume_at_another_commit(
     assert run(resume=True) == 0
 
 
+def test_resume_beside_a_record_that_another_run_left(
+    steps: type[Scripted], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pass of another kernel, commit or machine is none of this run."""
+    steps.stop_in = "sweep"
+    assert run(Asked(kernels=("mine:k",), url="http://h:1")) == 130
+    steps.stop_in = None
+    own = json.loads(Path("r/check.json").read_text())
+    foreign = {**own, "command": own["command"].replace("mine:k", "mine:other")}
+    Path("r/check.json").write_text(json.dumps(foreign))
+    steps.taken.clear()
+    assert run(Asked(kernels=("mine:k",), url="http://h:1"), resume=True) == 0
+    assert "check runs again: check.json is not of this run" in capsys.readouterr().err
+    assert [taken[0] for taken in steps.taken] == ["check", "sweep"]
+    assert "--resume" not in steps.taken[0]
+    assert json.loads(Path("r/check.json").read_text())["command"] == own["command"]
+    assert json.loads(Path("r/check.json.before").read_text()) == foreign
+
+
+@pytest.mark.parametrize(
+    "option", ["--json x.json", "--json=x.json", "--url http://h", "--dry-run"]
+)
+def test_what_the_run_itself_gives_the_sweep(option: str) -> None:
+    with pytest.raises(BadRun, match=f"{option.split()[0].split('=')[0]} .*; leave it out"):
+        sweep_line(Asked(sweep=f"--gpu h200 {option}"), Path("r"), "http://h:1", {})
+    assert "h200" in sweep_line(Asked(sweep="--gpu h200"), Path("r"), "http://h:1", {})
+
+
 def test_resume_of_something_else(
     steps: type[Scripted], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(resume=True) == 2
-    assert "no record at r/run.json" in capsys.readouterr().err
+    assert "r: run.json is missing; make a new run with another --out" in capsys.readouterr().err
     assert run() == 0
     assert run(Asked(url="http://h:1", examples=3, contexts="1k"), resume=True) == 2
     assert "which differs in examples, contexts; to resume give the same" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_ctrl_c_keeps_the_record_and_resume_finishes_it(user):
     assert first["stopped_early"] == "KeyboardInterrupt"
     progress = first["progress"]["mine:slow"]
     assert 0 < progress["examples"] < 25
-    assert 0 < sum(case["metrics"]["executed"] for case in first["cases"])
+    assert sum(case["metrics"]["executed"] for case in first["cases"]) > 0
 
     other = verify_attn(*args[:-1], "26", "--resume", cwd=user)
     assert other.returncode == 2

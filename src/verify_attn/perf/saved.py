@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verify_attn.file_errors import why
-from verify_attn.record import STATUSES, RecordError, read_record
+from verify_attn.record import STATUSES, RecordError, not_finite, read_record
 
 MAX_BYTES = 256 << 20  # a record of 150 cells with all samples is under 1 MB
 # Outside these bounds nothing is a time in ms, a rate in GB/s or a speedup; inside them the
@@ -245,16 +244,8 @@ def _read(path: Path) -> Any:
 
 
 def _refuse_not_finite(data: Any, name: str) -> None:
-    """Python's json reads NaN and Infinity, and 1e999 as infinity: no figure is one of them."""
-    waiting = [(data, "")]
-    while waiting:  # a loop: a hostile file is nested deeper than Python may recurse
-        value, where = waiting.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RecordError(f"{name}: {where.lstrip('.')} is {value}; no figure of a run is")
-        if isinstance(value, dict):
-            waiting += [(inner, f"{where}.{key}") for key, inner in value.items()]
-        elif isinstance(value, list):
-            waiting += [(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+    if wrong := not_finite(data):
+        raise RecordError(f"{name}: {wrong}; no figure of a run is")
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

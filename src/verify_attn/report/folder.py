@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verify_attn.file_errors import why
-from verify_attn.record import read_record
+from verify_attn.record import not_finite, read_record
 
 STEPS = ("doctor", "check", "bench", "sweep")  # the order in which a run takes them
 RUN_RECORD = "run.json"
@@ -77,7 +77,7 @@ def read_folder(path: Path) -> Folder:
     if not folder:
         raise FolderError(f"{path} is neither the folder of a run nor a record in one")
     run, run_problem = _read(path / RUN_RECORD)
-    steps = {name: _step(path, name) for name in STEPS}
+    steps = {name: read_step(path, name, run) for name in STEPS}
     if run is None and all(step.record is None for step in steps.values()):
         problems = "; ".join(f"{name}: {step.problem}" for name, step in steps.items())
         raise FolderError(
@@ -86,13 +86,55 @@ def read_folder(path: Path) -> Folder:
     return Folder(path, run, steps, run_problem)
 
 
-def _step(path: Path, name: str) -> Step:
+def read_step(path: Path, name: str, run: Record | None) -> Step:
+    """A step's record in the folder, if it is that of this run."""
     record, problem = _read(path / record_name(name))
     if record is not None:
         with suppress(FolderError):  # of another program that asked the same of the same parts
             if (kind := kind_of(record)) != name:
                 return Step(name, None, f"{record_name(name)} is a record of {kind}")
+        cases = [] if run is None else run["cases"]
+        command = next((c["parameters"].get("command") for c in cases if c["id"] == name), None)
+        if run is not None and command is not None and (why := foreign(record, run, str(command))):
+            return Step(name, None, f"{record_name(name)} is not of this run: {why}")
     return Step(name, record, problem)
+
+
+def foreign(record: Record, run: Record, command: str) -> str | None:
+    """Why a record is not what this command wrote within this run; None where it may be."""
+    made_by = str(record.get("command"))
+    if _words(made_by) != _words(command):
+        return f"it was made by {made_by!r}, the run's by {command!r}"
+    there, here = record.get("commit"), run.get("commit")
+    if None not in (there, here) and there != here:
+        return f"it was made at commit {there}, the run at {here}"
+    other, own = machine_of(record), machine_of(run)
+    if None not in (other, own) and other != own:
+        return f"it was made with {other}, the run with {own}"
+    return None
+
+
+def _words(command: str) -> list[str]:
+    """Of a command line, but for what a step that goes on has in addition."""
+    return [word for word in command.split() if word != "--resume"]
+
+
+def machine_of(record: Record) -> Record | None:
+    """What must stay the same within a run: the GPUs and the versions; None: it does not say."""
+    try:
+        environment = record["environment"]
+        names = [gpu["name"] for gpu in environment["gpus"]]
+        return {"gpus": names, "versions": environment["versions"]}
+    except (KeyError, TypeError):
+        return None
+
+
+def read_run(path: Path) -> Record:
+    """The run's own record in a folder, whole; raises `FolderError`."""
+    record, problem = _read(path / RUN_RECORD)
+    if record is None:
+        raise FolderError(f"{path}: {problem}")
+    return record
 
 
 def _alone(path: Path) -> Folder:
@@ -122,16 +164,15 @@ def kind_of(record: Record) -> str:
 
 
 def _read(path: Path) -> tuple[Record | None, str | None]:
-    """(record, None), or (None, why there is none).  A figure that is no finite number is damage:
-    no record is written with one."""
+    """(record, None), or (None, why there is none)."""
     try:
         record = read_record(path)
-        json.dumps(record, allow_nan=False)
+        json.dumps(record)
     except (ValueError, RecursionError) as wrong:
         if str(wrong) == f"no record at {path}":
             return None, f"{path.name} is missing"
         return None, str(wrong).replace(str(path), path.name)
-    damage = _damage(record)
+    damage = not_finite(record) or _damage(record)
     return (record, None) if damage is None else (None, f"{path.name} is damaged: {damage}")
 
 
@@ -156,12 +197,19 @@ RECORD_MAY: dict[str, tuple[type, ...]] = {
     "environment": (dict,), "findings": (list,), "overview": (dict,), "server": (dict,),
     "progress": (dict,), "parameters": (dict,),
 }  # fmt: skip
+ENVIRONMENT_MAY: dict[str, tuple[type, ...]] = {
+    "gpus": (list,), "versions": (dict,), "bench": (dict,),
+}  # fmt: skip
+BENCH_MAY: dict[str, tuple[type, ...]] = {"left_out": (dict, type(None))}
 LISTED = ("failures", "floors", "findings", "attribution", "answers")
 
 
 def _damage(record: Record) -> str | None:
     """The first thing that is not of its type: a record may come from anywhere."""
     wrong = _types(record, {}, RECORD_MAY) or _findings(record)
+    environment = record.get("environment", {}) if wrong is None else {}
+    wrong = wrong or _types(environment, {}, ENVIRONMENT_MAY)
+    wrong = wrong or _types(environment.get("bench", {}), {}, BENCH_MAY)
     for number, case in enumerate(record["cases"]):
         wrong = wrong or _types(case, CASE_HAS, CASE_MAY) or _findings(case)
         wrong = wrong or _types(case["metrics"], {}, METRICS_MAY)
@@ -180,8 +228,10 @@ def _types(
     if not isinstance(value, dict):
         return f"there is {_kind(value)} where an object should be"
     for name, kinds in (must | may).items():
-        if name in may and name not in value:
-            continue
+        if name not in value:
+            if name in may:
+                continue
+            return f"{name} is absent"
         found = value.get(name)
         if not isinstance(found, kinds) or isinstance(found, bool):
             return f"{name} is {_kind(found)}"

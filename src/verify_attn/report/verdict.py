@@ -14,7 +14,7 @@ from verify_attn.record import (
     SERVER_DEAD,
     exit_code,
 )
-from verify_attn.report.folder import Folder, Record
+from verify_attn.report.folder import Folder, Record, record_name
 from verify_attn.report.passed import passed_text
 from verify_attn.report.reasons import Reason, bench_reasons, check_reasons, sweep_reasons
 from verify_attn.report.untested import not_tested
@@ -136,7 +136,16 @@ def _reasons(folder: Folder, step: str) -> list[Reason]:
     )
     if case is not None and case["status"] in ("error", "inconclusive") and not told:
         found.append(Reason(step, case["status"], f"{step}: {case['reason']}"))
+    elif case is not None and case["status"] == "fail" and not told:
+        found.append(Reason(step, "fail", f"{step}: {case['reason'] or _unseen(step, case)}"))
     return found
+
+
+def _unseen(step: str, case: Record) -> str:
+    return (
+        f"run.json says that it failed with exit code {case.get('exit_code')}, and "
+        f"{record_name(step)} shows no failure"
+    )
 
 
 def _rank(reason: Reason, code: int | None) -> int:
