@@ -20,10 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verify_attn.file_errors import file_error
 from verify_attn.perf.axes import Cell
 from verify_attn.perf.projection import MARK, Projected, Projection, ProjectionError
 from verify_attn.perf.projection_show import BUILT_IN, TARGET
 from verify_attn.record import RecordError, read_record
+from verify_attn.whole_file import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = "sm120"
@@ -46,22 +48,34 @@ def main() -> int:
     arguments.add_argument("--committed", type=float, default=COMMITTED, help="tokens a step")
     arguments.add_argument("--step-ms", type=float, default=STEP_S * 1e3, help="outside attention")
     asked = arguments.parse_args()
+    for name, value in (("--committed", asked.committed), ("--step-ms", asked.step_ms)):
+        if not 0 < value < math.inf:
+            print(f"error: {name} is {value:g}; give a number above 0", file=sys.stderr)
+            return 2
+    if asked.nodes < 1:
+        print(f"error: --nodes is {asked.nodes}; a tree has its root at least", file=sys.stderr)
+        return 2
     try:
         record = read_record(asked.record)
         projection = Projection.from_record(record, TARGET)
         told = floors(projection, asked.nodes, asked.committed, asked.step_ms / 1e3)
-        lines = table(projection)
+        page = asked.root / "docs/projection.md"
+        data = asked.root / "src/verify_attn" / BUILT_IN
+        data.parent.mkdir(exist_ok=True)
+        files = {  # all are made before one is written: they belong together
+            page: between(page.read_text(), table(projection)),
+            asked.root / "ci/floors-kimi-k2.6-8x-rtx-pro-6000.toml": told,
+            data: json.dumps(reduced(record), indent=1) + "\n",
+        }
+        for path, text in files.items():
+            write_whole(path, text.encode())
     except (RecordError, ProjectionError) as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
-    page = asked.root / "docs/projection.md"
-    page.write_text(between(page.read_text(), lines))
-    limits = asked.root / "ci/floors-kimi-k2.6-8x-rtx-pro-6000.toml"
-    limits.write_text(told)
-    data = asked.root / "src/verify_attn" / BUILT_IN
-    data.parent.mkdir(exist_ok=True)
-    data.write_text(json.dumps(reduced(record), indent=1) + "\n")
-    print(*(path.relative_to(asked.root) for path in (page, limits, data)), sep="\n")
+    except OSError as wrong:
+        print(f"error: {file_error(wrong)}", file=sys.stderr)
+        return 2
+    print(*(path.relative_to(asked.root) for path in files), sep="\n")
     return 0
 
 
@@ -134,7 +148,7 @@ def reduced(record: Mapping[str, Any]) -> dict[str, Any]:
                 "metrics": {n: v for n, v in case["metrics"].items() if n in KEPT},
             }
             for case in record["cases"]
-            if case["parameters"]["kernel"] == KERNEL and case["status"] == "pass"
+            if case["parameters"].get("kernel") == KERNEL and case["status"] == "pass"
         ],
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from verify_attn.record import RecordError, read_record
+from verify_attn.whole_file import write_whole
 
 START, END = "<!-- table -->", "<!-- end of table -->"
 Case = dict[str, Any]
@@ -36,7 +37,7 @@ def main() -> int:
         contexts = {int(c) for c in asked.contexts.split(",")} if asked.contexts else set()
         text = tables(cases, contexts, speedup=asked.speedup)
         if asked.into:
-            asked.into.write_text(inserted(asked.into.read_text(), text))
+            write_whole(asked.into, inserted(asked.into.read_text(), text).encode())
         else:
             print(text)
     except (RecordError, ValueError, OSError) as wrong:
@@ -56,6 +57,8 @@ def inserted(page: str, text: str) -> str:
 def tables(cases: Sequence[Case], contexts: Collection[int] = (), *, speedup: bool = False) -> str:
     """All tables, in the records' order.  Raises ValueError for a context that no case has, and for
     a cell that is there twice."""
+    if not all({"context", "page_size", "layout"} <= set(case["parameters"]) for case in cases):
+        raise ValueError("a case has no context, page size or layout; give records of bench")
     has = {case["parameters"]["context"] for case in cases}
     if unknown := sorted(set(contexts) - has):
         raise ValueError(

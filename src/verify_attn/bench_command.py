@@ -40,6 +40,7 @@ from verify_attn.perf.subject import own_cell
 from verify_attn.record import (
     FAILED,
     INCONCLUSIVE,
+    INTERRUPTED,
     PASSED,
     RecordError,
     check_writable,
@@ -111,6 +112,10 @@ def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
         show_roofline(console, asked.cells, rates)
         console.print(printable(_plan(asked)), soft_wrap=True)
         if asked.project is not None:
+            try:
+                read_projection(asked.project, gpu_model(TARGET).name)
+            except ProjectionError as wrong:
+                return error(str(wrong))
             said = "--project: nothing is measured to set beside it; roofline --project shows it"
             console.print(said, soft_wrap=True)
         if not here:
@@ -125,7 +130,7 @@ def run_bench(asked: Asked, gpu: str | None, dry_run: bool) -> int:
         kernels = {name: load(name) for name in asked.kernels}
     except KernelError as wrong:
         return error(str(wrong))
-    with _progress(count) as (watch, advance):
+    with _progress(count) as (watch, advance), terminate_like_interrupt():
         return _measure(asked, kernels, console, watch, advance)
 
 
@@ -176,7 +181,7 @@ def _measure(
     console.print(f"{device.identity()['name']}: {top.rates.gb_per_s:,.0f} GB/s, "
                   f"{top.rates.tflops:,.0f} TFLOP/s bf16, {top.rates.source}",
                   soft_wrap=True)  # fmt: skip
-    with _watchdog(asked, record, kernels, watch) as told, terminate_like_interrupt():
+    with _watchdog(asked, record, kernels, watch) as told:
         bench = Bench(
             device, kernels, asked.cells, top.rates, timers=asked.timers,
             baseline=asked.baseline, watch=told,
@@ -199,6 +204,9 @@ def _measure(
 
 def finish(asked: Asked, record: Record, console: Console, interrupted: bool) -> int:
     """Write what was measured, show it, and say with which code to end."""
+    if interrupted and not record["cases"]:
+        console.print("interrupted before anything was measured: nothing is written")
+        return INTERRUPTED
     unwritten = []
     to_record, to_csv = (
         partial(write_record, record=record),

@@ -90,6 +90,7 @@ def run_check(
         console.print("torch reaches no GPU here (see verify-attn doctor): all ran on the CPU")
     if interrupted:
         where = f"; what ran is in {record}, go on with --resume" if record else ""
+        where = where if session.started else " before anything was run: nothing is written"
         console.print(f"interrupted{escape(where)}", soft_wrap=True)
     return exit_code(session.cases, interrupted)
 

@@ -32,7 +32,13 @@ from verify_attn.record import (
     new_record,
     write_record,
 )
-from verify_attn.terminal import error, output, printable, show_table
+from verify_attn.terminal import (
+    error,
+    output,
+    printable,
+    show_table,
+    terminate_like_interrupt,
+)
 
 TRITON = ("triton-unsplit", "triton-split")
 KERNELS = (*TRITON, cuda_gate.KERNEL)
@@ -55,7 +61,7 @@ def run_compile(
         archs = list(dict.fromkeys(archs))
         for arch in archs:
             limits_of(arch)
-        with _progress() as bars:
+        with _progress() as bars, terminate_like_interrupt():
             for arch in archs:
                 results += _triton(arch, kernels, bars)
                 if not kernels or cuda_gate.KERNEL in kernels:

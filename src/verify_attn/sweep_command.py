@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -123,6 +124,9 @@ def run_sweep(run: Run, record: Path | None) -> int:
         run.interrupt()
     found = run.record(["verify-attn", *sys.argv[1:]])
     unwritten = None
+    if interrupted and not any(map(_measured, found["cases"])):
+        console.print("interrupted before anything was measured: nothing is written")
+        return INTERRUPTED
     if record is not None:
         try:
             write_record(record, found)
@@ -137,6 +141,10 @@ def run_sweep(run: Run, record: Path | None) -> int:
     if run.died and not interrupted:
         return SERVER_DEAD
     return exit_code(found["cases"], interrupted)
+
+
+def _measured(case: dict[str, Any]) -> bool:
+    return bool(case["metrics"]) or case["status"] in ("fail", "error")
 
 
 def show_plan(run: Run) -> int:

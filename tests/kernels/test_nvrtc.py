@@ -42,6 +42,10 @@ def test_defines_and_options_reach_the_compiler():
     assert "with  32 of maxrregcount" in compiled("sm_90", max_register_count=32).log
 
 
+def test_a_source_without_settings():
+    assert build('extern "C" __global__ void k() {}', "k.cu", "sm_90").cubin
+
+
 def test_a_kernel_that_the_source_lacks():
     with pytest.raises(BuildError, match=r"no kernel 'split'; it has: m\w+, m\w+"):
         compiled().resources({"split": (4, 0)})

@@ -141,6 +141,15 @@ def test_cupti_that_is_not_usable_is_said() -> None:
     assert any("no GPU activity was recorded" in note for note in case["notes"])
 
 
+@pytest.mark.parametrize("timer", ["cupti", "graph"])
+def test_a_kernel_of_which_no_time_was_taken_did_not_pass(timer: str) -> None:
+    device = ScriptedDevice(steady({"a": 1e-3}), no_cupti="no GPU activity was recorded")
+    kernel = Kernel("a", capabilities=Capabilities())  # without capture
+    case = measured(kernel, device=device, timers=(timer,))["a"]
+    assert case["status"] == "inconclusive"
+    assert case["reason"].startswith(f"no time of the kernel could be taken: {timer}: ")
+
+
 def test_chains_alone_are_timed_on_a_chain_and_once() -> None:
     kernel = Kernel("chain", capabilities=Capabilities(tree_mask=False))
     device = ScriptedDevice(steady({"chain": 1e-3}))

@@ -199,6 +199,20 @@ def test_ctrl_c_keeps_the_cells_that_were_measured(device: ScriptedDevice, tmp_p
     ] * 2
 
 
+def test_ctrl_c_before_the_first_cell_leaves_what_was_there(
+    device: ScriptedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(call: Any) -> Any:
+        raise KeyboardInterrupt
+
+    (tmp_path / "r.json").write_text("good")
+    (tmp_path / "r.csv").write_text("good")
+    device.sample = never  # type: ignore[method-assign]
+    assert run_bench(asked(tmp_path), None, False) == 130
+    assert (tmp_path / "r.json").read_text() == (tmp_path / "r.csv").read_text() == "good"
+    assert "interrupted before anything was measured: nothing is written" in capsys.readouterr().out
+
+
 def test_a_record_that_cannot_be_written_any_more_ends_it_and_the_rest_is(
     device: ScriptedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,11 +182,12 @@ def test_cases_without_parameters_are_never_renamed():
     assert outcomes(gate(record(a), record(b))) == ["missing", "new"]
 
 
-def test_a_new_case_is_told_and_fails_nothing():
+def test_a_new_case_is_told_and_fails_nothing_unless_it_is_wrong():
     found = gate(record(case()), record(case(), case(1427), unmeasured("error", "crash", 8)))
-    assert outcomes(found) == ["same", "new", "new"]
+    assert outcomes(found) == ["same", "new", "failed"]
     assert "error: crash" in found.cases[2].reason
-    assert found.exit_code == 0
+    assert found.exit_code == 1
+    assert gate(record(case()), record(case(), case(1427))).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -569,3 +570,108 @@ def test_anything_in_place_of_a_case_is_read_or_refused(content):
     entry = content if isinstance(content, dict) else {"metrics": content}
     with suppress(RecordError):
         from_record(record(case() | entry | {"status": "pass"}), "a")
+
+
+# -- what a fresh adversary got past it -----------------------------------------------------------
+
+
+def own(case_text: str, ms: float = 0.1) -> dict[str, Any]:
+    """A test of a `Case`, whose other parameters do not tell its requests apart."""
+    found = case(ms=ms)
+    found["parameters"] = {"kernel": "k", "name": "k", "context": 4096, "case": case_text}
+    return found
+
+
+def test_another_case_under_the_same_id_is_unclear():
+    before = '{"requests":[[4096,"chain:8"],[4096,"chain:8"]],"seed":1}'
+    for after in (
+        '{"requests":[[4096,"chain:8"],[16,"chain:8"]],"seed":1}',
+        '{"requests":[[4096,"chain:8"],[4096,"chain:8"]],"shared_pages":250}',
+        "another text",
+    ):
+        found = gate(record(own(before)), record(own(after, 0.05)))
+        assert (outcomes(found), found.exit_code) == (["unclear"], 3)
+        assert "another problem under the same id (case" in found.cases[0].reason
+    other_seed = before.replace('"seed":1', '"seed":2')
+    assert outcomes(gate(record(own(before)), record(own(other_seed)))) == ["same"]
+
+
+def test_preparing_timed_in_another_way_is_unclear_however_wide_it_is():
+    def prepared(timer: str, ms: float) -> dict[str, Any]:
+        found = case()
+        found["metrics"] |= times("prepare_run", ms, 0.3)
+        found["methods"]["prepare_run"] = {"timer": timer, "l2": "flushed", "drained": True}
+        return found
+
+    found = gate(record(prepared("events", 0.2)), record(prepared("host", 20.0)))
+    assert (outcomes(found), found.exit_code) == (["unclear"], 3)
+    assert "taken by events" in found.cases[0].reason
+    assert "noise" not in found.cases[0].reason
+
+
+@pytest.mark.parametrize("before", ["inconclusive", "skipped", None])
+@pytest.mark.parametrize("now", ["fail", "error"])
+def test_a_kernel_that_turned_wrong_fails_whatever_the_baseline_knew_of_it(before, now):
+    a = [] if before is None else [unmeasured(before, "noise", 11402)]
+    b = unmeasured(now, "oracle: wrong", 11402)
+    found = gate(record(case(), *a), record(case(), b))
+    assert (sorted(outcomes(found)), found.exit_code) == (["failed", "same"], 1)
+
+
+@pytest.mark.parametrize("before", ["fail", "error"])
+def test_a_kernel_that_was_wrong_before_is_not_compared(before):
+    a, b = unmeasured(before, "oracle: wrong", 11402), unmeasured("fail", "oracle: wrong", 11402)
+    found = gate(record(case(), a), record(case(), b))
+    assert (sorted(outcomes(found)), found.exit_code) == (["not compared", "same"], 0)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-3, 1e9))
+def test_an_interval_without_width_is_read_whatever_the_rounding(ms, gb_per_s):
+    tie = case(ms=ms, half=0.0)
+    tie["metrics"] |= {"gb_per_s": gb_per_s}
+    assert outcomes(gate(record(tie), record(tie))) == ["same"]
+
+
+def test_a_faster_baseline_is_said_only_where_the_time_held():
+    def slower(run: float, half: float) -> dict[str, Any]:
+        found = case()
+        found["metrics"] |= times("run", run, half)
+        found["metrics"] |= {"speedup": 40.0, "speedup_low": 39.9, "speedup_high": 40.1}
+        return found
+
+    same, unclear = (gate(record(case()), record(slower(*how))) for how in
+                     ((0.1, 0.005), (0.106, 0.02)))  # fmt: skip
+    assert outcomes(same) == outcomes(unclear) == ["worse"]
+    assert "speedups are against got faster" in same.cases[0].reason
+    assert "speedups are against got faster" not in unclear.cases[0].reason
+
+
+@pytest.mark.parametrize("blank", [" ", 0, False])
+def test_a_gpu_that_is_blank_is_not_told(blank):
+    found = gate(record(case(), name=blank), record(case(), name=blank))
+    assert (outcomes(found), found.exit_code) == (["unclear"], 3)
+
+
+def test_host_times_of_others_may_be_infinite():
+    """Plain benchmarks of the same file are only noted: an `ops` of infinity is pytest-benchmark's
+    own for a time of zero."""
+    data = pytest_file(case())
+    data["benchmarks"].append({"fullname": "tests/test_plain.py::test", "extra_info": {},
+                               "stats": {"ops": math.inf}})  # fmt: skip
+    assert list(from_pytest_benchmark(data, "a").cases)
+    data["benchmarks"][0]["extra_info"]["verify_attn"]["metrics"]["run_ms"] = math.nan
+    with pytest.raises(RecordError, match=r"metrics\.run_ms is nan"):
+        from_pytest_benchmark(data, "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"[tool.verify-attn.compare]\nthreshold = {'9' * 5000}\n", "pyproject.toml: "),
+        ("[tool.verify_attn.compare]\nthreshold = 0.1\n", "is read by nobody"),
+    ],
+)
+def test_thresholds_that_cannot_be_read(tmp_path, text, says):
+    path = saved(tmp_path / "pyproject.toml", text)
+    with pytest.raises(ThresholdError, match=says):
+        read_thresholds(path)

@@ -122,6 +122,17 @@ def test_a_record_of_no_use_writes_nothing(
     assert (tree / "docs/projection.md").read_text() == before
 
 
+@pytest.mark.parametrize(
+    "words", ["--committed=-1", "--committed=nan", "--step-ms=inf", "--step-ms=-60", "--nodes=0"]
+)
+def test_numbers_that_make_no_floor(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    assert make(tree, monkeypatch, record(), words) == 2
+    assert f"error: {words.split('=')[0]} is " in capsys.readouterr().err
+    assert not (tree / FLOORS).exists()
+
+
 def test_what_is_in_the_repository_is_made_of_its_record(tree: Path, monkeypatch) -> None:
     """What is derived from the H200's record is what the script makes of it."""
     path = ROOT / "results/h200/bench_page1.json"

@@ -146,7 +146,8 @@ def test_a_run_that_failed_is_not_said_to_have_run_nothing(tmp_path: Path) -> No
     verdict = judge(read_folder(tmp_path))
     assert verdict.exit_code == 1
     assert verdict.headline == (
-        "FAIL: check: run.json says that it failed with exit code 1, and check.json shows no failure"
+        "FAIL: check: run.json says that it failed with exit code 1, and check.json shows no "
+        "failure"
     )
 
 

@@ -175,8 +175,8 @@ class Session:
         except BaseException as error:
             self.stopped_early = type(error).__name__
             pool.close()  # a worker may be in the middle of a task
-            if self.started or not isinstance(error, UnusableKernel):
-                self.save()  # a mistyped kernel does not cost the record that is there
+            if self.started:
+                self.save()  # neither a mistyped kernel nor haste costs the record that is there
             raise
         self.save()
 

@@ -191,7 +191,7 @@ def _compile(
     try:
         options = ProgramOptions(
             name=name, arch=arch, ptxas_options=["-v"],
-            define_macro=[(macro, str(value)) for macro, value in macros.items()], **fields,
+            define_macro=[(macro, str(value)) for macro, value in macros.items()] or None, **fields,
         )  # fmt: skip
         cubin = bytes(Program(source, "c++", options).compile("cubin", logs=log).code)
     except Exception as error:  # cuda.core's errors have no public base

@@ -13,13 +13,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from verify_attn.generate import Case
+from verify_attn.tree import MAX_NODES
 
 MOST_CELLS = 150  # without --grid
 SHORTEST_SHARE = 1 / 16  # of several requests the shortest, by the longest
 TREE_SEED = 1
 TREES = ("tree", "chain")
 # Cells of one request's KV may not be asked for beyond this: 2^24 tokens are 18 GiB.
-MOST_TOKENS, MOST_REQUESTS, MOST_NODES = 1 << 24, 1024, 4096
+MOST_TOKENS, MOST_REQUESTS, MOST_NODES = 1 << 24, 1024, MAX_NODES
 
 
 class AxisError(ValueError):

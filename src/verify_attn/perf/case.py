@@ -14,6 +14,7 @@ from verify_attn.perf.axes import Cell
 from verify_attn.perf.ceilings import check_against
 from verify_attn.perf.device import Sample, TimerError
 from verify_attn.perf.roofline import Rates, limit
+from verify_attn.perf.saved import WHOLE
 from verify_attn.perf.statistics import SampleError, compare, median_interval, two_modes
 from verify_attn.perf.subject import Subject
 from verify_attn.problem import FP8_DTYPES
@@ -31,8 +32,10 @@ def case_record(
     samples: Mapping[str, Sequence[Sample]],
     rates: Rates,
     baseline: Sequence[float] | None,
+    asked_for: str = "run",
 ) -> dict[str, Any]:
-    """``baseline``: seconds of the baseline's run, taken in turn with this one's."""
+    """``baseline``: seconds of the baseline's run, taken in turn with this one's.  ``asked_for``:
+    the part whose interval must be narrow even if it has the host's noise."""
     seconds = {part: [s.seconds for s in taken] for part, taken in samples.items()}
     asked, rates = rates, own_rates(rates, subject.kernel.capabilities)
     record = _record(subject.kernel.name, subject.cell, "pass", None, subject.case.to_json())
@@ -49,7 +52,14 @@ def case_record(
         record["notes"].append("shares are by fp8 products at twice the bf16 ceiling")
     _readings(record, samples)
     wide = [p for p in seconds if _wide(record["metrics"], p)]
-    if wide == ["prepare_run"]:  # the host's own noise, which is no fault of the kernel's time
+    if not any(part in seconds for part in WHOLE):
+        record["status"] = "inconclusive"
+        lacking = "; ".join(f"{part}: {why}" for part, why in subject.absent.items())
+        record["reason"] = (
+            f"no time of the kernel could be taken: {lacking or 'none was asked for'}"
+        )
+    elif wide == ["prepare_run"] and asked_for != "prepare_run":
+        # the host's own noise, which is no fault of the kernel's time
         record["notes"].append(f"the interval of prepare_run is wider than {WIDE:.0%}")
     elif wide:
         record["status"] = "inconclusive"
@@ -94,7 +104,7 @@ def _metrics(
             notes.append(f"{part} has two modes, {modes[0] * 1e3:.4g} and {modes[1] * 1e3:.4g} ms")
     floor, work = limit(subject.work, rates), subject.work
     metrics |= {"limit_ms": floor.seconds * 1e3, "binds": floor.binds}
-    whole = next((p for p in ("run", "graph", "cupti") if p in seconds), None)
+    whole = next((p for p in WHOLE if p in seconds), None)
     if whole is not None:
         time = metrics[f"{whole}_ms"] / 1e3
         gb, tflop = work.total_bytes / time / 1e9, work.flops / time / 1e12

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -20,11 +21,11 @@ __all__ = [
 
 FAILURES = ("worse", "missing", "renamed", "failed")
 COMPARED = ("better", "same")
-# Parameters that are no part of the problem: what a kernel is called, and the case in one text,
-# which says the others again with a seed.
+WRONG = ("fail", "error")  # of a kernel, not of its time
 # What a file must say of its GPU; some GPUs have no power limit to tell.
 IDENTIFIES = ("name", "compute_capability", "memory_bytes", "driver")
-LABELS = ("kernel", "name", "case")
+# Parameters that are no part of the problem: what a kernel is called.
+LABELS = ("kernel", "name")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def compare(a: Saved, b: Saved, thresholds: Thresholds) -> Comparison:
     for case_id, old in a.cases.items():
         new = b.cases.get(case_id)
         threshold = thresholds.of(case_id)
-        if old.status != "pass":
+        if old.status != "pass" and not _turned_wrong(old, new):
             verdict = CaseVerdict(case_id, "not compared", _unmeasured(old, new))
         elif new is None:
             verdict = _gone(old, problems, fresh)
@@ -86,8 +87,9 @@ def compare(a: Saved, b: Saved, thresholds: Thresholds) -> Comparison:
         reason = "the baseline has no such case"
         if case.status != "pass":
             reason += f"; {case.status}: {case.reason}"
+        outcome: Outcome = "failed" if case.status in WRONG else "new"
         verdicts.append(
-            CaseVerdict(case.id, "new", reason, thresholds.of(case.id), {}, case.parameters)
+            CaseVerdict(case.id, outcome, reason, thresholds.of(case.id), {}, case.parameters)
         )
     return Comparison(tuple(verdicts), tuple(_notes(a, b, thresholds)))
 
@@ -111,8 +113,18 @@ def _problem_key(case: SavedCase) -> str:
 
 
 def _problem(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured, but for the kernel's name and the seed of its numbers."""
     found = {key: value for key, value in parameters.items() if key not in LABELS}
-    return found or {key: value for key, value in parameters.items() if key == "case"}
+    with suppress(KeyError, TypeError, ValueError, RecursionError):
+        case = json.loads(found["case"])
+        case.pop("seed", None)
+        found["case"] = json.dumps(case)
+    return found
+
+
+def _turned_wrong(old: SavedCase, new: SavedCase | None) -> bool:
+    """Does a case without a time in the baseline fail now, where it did not then?"""
+    return new is not None and new.status in WRONG and old.status not in WRONG
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -130,10 +142,14 @@ def _short(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _says(value: Any) -> bool:
+    return bool(value.strip() if isinstance(value, str) else value)
+
+
 def _other_gpu(a: Saved, b: Saved) -> str:
     """Why times of the two runs say nothing about each other, or nothing."""
     for saved in (a, b):
-        left = [field for field in IDENTIFIES if saved.identity.get(field) in (None, "")]
+        left = [field for field in IDENTIFIES if not _says(saved.identity.get(field))]
         if left:
             fields = f" ({', '.join(left)})" if saved.identity else ""
             return f"{saved.name} does not say on which GPU it ran{fields}"

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from verify_attn.perf.saved import TIMES, SavedCase, Span
+from verify_attn.perf.saved import TIMES, WHOLE, SavedCase, Span
 from verify_attn.perf.thresholds import DEFAULT
 
 Verdict = Literal["better", "same", "worse", "unclear"]
@@ -99,7 +99,8 @@ def compare_case(
     both = [q for q in QUANTITIES if q not in ignore and q in a.spans]
     changes = {q: _change(q, a, b, threshold) for q in both if q in b.spans}
     lost = [f"{q} was measured in the baseline only" for q in both if q not in b.spans]
-    noise = [c for c in changes.values() if c.quantity == HOST and _noisy(c, threshold)]
+    alike = a.methods.get(HOST) == b.methods.get(HOST)
+    noise = [c for c in changes.values() if c.quantity == HOST and alike and _noisy(c, threshold)]
     judged = [c for c in changes.values() if c not in noise]
     verdicts = {c.verdict for c in judged}
     outcome: Outcome = "same"
@@ -145,8 +146,10 @@ def _noisy(change: Change, threshold: float) -> bool:
 
 
 def _only_speedup(changes: Mapping[str, Change]) -> list[str]:
-    run, speedup = changes.get("run"), changes.get("speedup")
-    if run and speedup and speedup.verdict == "worse" and run.verdict != "worse":
+    speedup = changes.get("speedup")
+    times = [changes[part].verdict for part in WHOLE if part in changes]
+    held = bool(times) and all(verdict in ("same", "better") for verdict in times)
+    if speedup and speedup.verdict == "worse" and held:
         return ["its time is not worse: the kernel that speedups are against got faster"]
     return []
 

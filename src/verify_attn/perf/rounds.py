@@ -138,7 +138,9 @@ class Rounds:
         return max(LEAST_ROUNDS, min(wanted, allowed, MOST_ROUNDS))
 
     def _finish(self) -> None:
-        case = case_record(self.subject, self.samples, self.tested.rates, self.baseline or None)
+        case = case_record(
+            self.subject, self.samples, self.tested.rates, self.baseline or None, self.part
+        )
         case["notes"] += self.notes
         self.case = case
         if case["status"] != "pass":

@@ -111,7 +111,6 @@ def from_record(record: Mapping[str, Any], name: str) -> Saved:
 
 def from_pytest_benchmark(data: Mapping[str, Any], name: str) -> Saved:
     """The cases of pytest-benchmark's JSON; ``name`` is for messages."""
-    _refuse_not_finite(data, name)
     benchmarks = data.get("benchmarks")
     if not isinstance(benchmarks, list):
         raise RecordError(f"{name}: benchmarks is no list")
@@ -123,6 +122,7 @@ def from_pytest_benchmark(data: Mapping[str, Any], name: str) -> Saved:
             plain.append(str(entry.get("fullname")))
             continue
         ours = _object(ours, f"{name}: extra_info.{KEY}")
+        _refuse_not_finite(ours, f"{name}: benchmarks[{number}].extra_info.{KEY}")
         cases.append(read_case({"status": "pass", **ours, "id": entry.get("fullname")}, name))
     if plain and not cases:
         raise RecordError(
@@ -130,6 +130,7 @@ def from_pytest_benchmark(data: Mapping[str, Any], name: str) -> Saved:
             "with the verify_benchmark fixture, which adds what the gate judges"
         )
     machine = _object(data.get("machine_info") or {}, f"{name}: machine_info")
+    _refuse_not_finite(machine.get(KEY), f"{name}: machine_info.{KEY}")
     about = _object(machine.get(KEY) or {}, f"{name}: machine_info.{KEY}")
     baseline = about.get("baseline")
     left = f"{name}: not compared, since they are without verify_benchmark: {', '.join(plain)}"
@@ -193,7 +194,7 @@ def _spans(metrics: Mapping[str, Any], where: str) -> dict[str, Span]:
         run, rate = whole[0], metrics["gb_per_s"]
         middle = _span([rate] * 3, where, "gb_per_s").median
         spans["bandwidth"] = _span(
-            [middle * run.median / run.high, middle, middle * run.median / run.low],
+            [middle * (run.median / run.high), middle, middle * (run.median / run.low)],
             where, "gb_per_s",
         )  # fmt: skip
     return spans

@@ -81,8 +81,10 @@ def find_pyproject(start: Path) -> Path | None:
 def _table(pyproject: Path) -> dict[str, Any]:
     try:
         data: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of any kind: tomllib has several
         raise ThresholdError(f"{pyproject}: {why(error)}") from None
+    if "verify_attn" in data.get("tool", {}):  # another spelling, which would be passed over
+        raise ThresholdError(f"{pyproject}: [tool.verify_attn] is read by nobody; write [{TABLE}]")
     so_far = ""
     for key in TABLE.split("."):
         data = data.get(key, {})
