@@ -50,7 +50,8 @@ def run_compile(
     """`verify-attn compile`; returns the exit code.
 
     ``kernels``: names out of `KERNELS`; none: all, and then a `sm120` that cannot be compiled here
-    is skipped and said to be, while one that was asked for by name is an error.
+    is skipped and said to be, while one that was asked for by name is an error.  An architecture
+    that it is not written for skips it either way.
     """
     console = output()
     results: list[Compiled | Gated] = []

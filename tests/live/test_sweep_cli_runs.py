@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_interrupt_keeps_the_finished_points(tmp_path: Path) -> None:
     assert found["cases"][0]["status"] == "pass"
     assert found["cases"][0]["metrics"]["decode_tok_s"] == pytest.approx(100, rel=0.1)
     assert all(case["status"] != "pass" for case in found["cases"][1:])
+
+
+def test_an_interrupt_before_anything_was_measured_costs_no_record(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("good")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [*COMMAND, "sweep", "--url", url, "--json", "r.json"], cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        connection, _ = silent.accept()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        connection.close()
+    assert process.returncode == 130, out + err
+    assert "interrupted before anything was measured: nothing is written" in out
+    assert (tmp_path / "r.json").read_text() == "good"
 
 
 def test_dry_run_sends_nothing(tmp_path: Path) -> None:

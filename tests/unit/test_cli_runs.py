@@ -103,6 +103,25 @@ def test_ctrl_c_keeps_the_record_and_resume_finishes_it(user):
     assert examples == [25, 25]
 
 
+def test_ctrl_c_before_anything_ran_costs_no_record(user):
+    (user / "r.json").write_text("good")
+    process = subprocess.Popen(
+        [sys.executable, "-P", *COMMAND[1:], "check", "mine:slow", "--json", "r.json"], cwd=user,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "SLOW": "30"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not (user / "calls").exists():
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert "interrupted before anything was run: nothing is written" in out
+    assert (user / "r.json").read_text() == "good"
+
+
 # -- the rest ------------------------------------------------------------------------------------
 
 
