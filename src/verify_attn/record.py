@@ -14,7 +14,7 @@ from typing import Any
 from verify_attn.commit import current_commit
 from verify_attn.environment import environment
 from verify_attn.file_errors import why
-from verify_attn.whole_file import beside, write_whole
+from verify_attn.whole_file import beside, where, write_whole
 
 SCHEMA_VERSION = 1
 STATUSES = ("pass", "fail", "inconclusive", "error", "skipped")
@@ -58,10 +58,11 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 def check_writable(path: Path) -> None:
     """Raise `RecordError` if a record could not be written here; leaves what is there alone."""
     try:
-        wrong_kind = path.is_dir() or (path.exists() and not path.is_file())
+        target = where(path)
+        wrong_kind = target.is_dir() or (target.exists() and not target.is_file())
         if not wrong_kind:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = beside(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = beside(target)
             os.close(handle)
             os.unlink(temporary)
     except OSError as error:

@@ -16,6 +16,7 @@ from verify_attn.report.folder import (
     FolderError,
     Record,
     Step,
+    foreign,
     read_folder,
     record_name,
 )
@@ -119,5 +120,12 @@ def _added(folder: Folder, more: Folder) -> Folder:
                 f"{folder.path} and {more.path} both have a record of {name}; a report shows one "
                 "(a saved sweep to draw behind it is given with --against)"
             )
+        told = folder.case(name)
+        if folder.run is not None and told is not None and extra.record is not None:
+            command = str(told["parameters"].get("command"))
+            if why := foreign(extra.record, folder.run, command):
+                raise FolderError(
+                    f"{more.path} is not of the run in {folder.path}: {why}; report on it alone"
+                )
         steps[name] = step if extra.record is None else extra
     return Folder(folder.path, folder.run or more.run, steps)

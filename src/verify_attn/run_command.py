@@ -235,7 +235,9 @@ class Run:
     ) -> None:
         path = self._path(step)
         if path.exists() and "--resume" not in arguments:
-            path.replace(path.with_name(f"{path.name}.before"))  # no step shows an earlier one's
+            before = path.with_name(f"{path.name}.before")
+            path.replace(before)  # no step shows an earlier one's
+            self._say(f"{step} begins anew: what was there is {before}", result=True)
         self._say(f"{step} ...")
         shown = ["doctor"] if module == DOCTOR else arguments
         ended = steps.take(module, arguments, self.folder / f"{step}.txt")

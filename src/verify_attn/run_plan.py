@@ -76,7 +76,7 @@ def check_line(asked: Asked, folder: Path, gpu: bool, run: Record) -> list[str]:
     line = ["check", *asked.kernels, *size, "--json", str(path)]
     try:
         other = foreign(read_record(path), run, shlex.join(["verify-attn", *line]))
-    except RecordError:
+    except RecordError:  # none is there, or none that can be read
         return line
     return line if other else [*line, "--resume"]
 

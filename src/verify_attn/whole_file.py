@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -14,11 +15,11 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises ``OSError`` that names ``path``.
     """
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            target.write_bytes(content)
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
             return
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
+        target = where(path)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask()
         handle, temporary = beside(target)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -30,9 +31,24 @@ def write_whole(path: Path, content: bytes) -> None:
             raise
     except OSError as wrong:
         if wrong.errno is not None:
-            wrong.filename = str(path)  # not the temporary's; of a failed write there is none
-            wrong.filename2 = None
+            # Not the temporary's name; of a failed write there is none.
+            raise type(wrong)(wrong.errno, wrong.strerror, str(path)) from None
         raise
+
+
+def where(path: Path) -> Path:
+    """What a path leads to through its links; raises ``OSError`` where those are a circle."""
+    try:
+        return path.resolve()
+    except RuntimeError:  # until Python 3.12
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+
+
+def umask() -> int:
+    """What is taken from the rights of a new file; it can only be read by setting it."""
+    now = os.umask(0o022)
+    os.umask(now)
+    return now
 
 
 def beside(path: Path) -> tuple[int, str]:

@@ -592,6 +592,10 @@ def test_another_case_under_the_same_id_is_unclear():
         found = gate(record(own(before)), record(own(after, 0.05)))
         assert (outcomes(found), found.exit_code) == (["unclear"], 3)
         assert "another problem under the same id (case" in found.cases[0].reason
+    turned = '{"seed":3,"requests":[[4096,"chain:8"],[4096,"chain:8"]]}'
+    assert outcomes(gate(record(own(before)), record(own(turned)))) == ["same"]
+    for text in ('"text"', "5", "[1]", "null"):  # JSON, and no case
+        assert outcomes(gate(record(own(text)), record(own(text)))) == ["same"]
     other_seed = before.replace('"seed":1', '"seed":2')
     assert outcomes(gate(record(own(before)), record(own(other_seed)))) == ["same"]
 
@@ -669,9 +673,15 @@ def test_host_times_of_others_may_be_infinite():
     [
         (f"[tool.verify-attn.compare]\nthreshold = {'9' * 5000}\n", "pyproject.toml: "),
         ("[tool.verify_attn.compare]\nthreshold = 0.1\n", "is read by nobody"),
+        ("tool = 5\n", "tool is 5; it must be a table"),
     ],
 )
 def test_thresholds_that_cannot_be_read(tmp_path, text, says):
     path = saved(tmp_path / "pyproject.toml", text)
     with pytest.raises(ThresholdError, match=says):
         read_thresholds(path)
+
+
+def test_what_is_wrong_now_fails_on_any_gpu():
+    found = gate(record(case()), record(unmeasured("fail", "oracle: wrong"), name="NVIDIA H100"))
+    assert (outcomes(found), found.exit_code) == (["failed"], 1)

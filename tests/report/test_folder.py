@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.report.folders import BENCH, DATA, RESULTS, folder, run_record, swept
-from verify_attn.report.folder import STEPS, FolderError, kind_of, read_folder, read_run
+from verify_attn.report.folder import STEPS, FolderError, foreign, kind_of, read_folder, read_run
 from verify_attn.report.junit import junit
 from verify_attn.report.markdown import summary
 from verify_attn.report.text import lines
@@ -139,6 +139,26 @@ def test_a_record_of_another_run_is_no_pass_of_this_one(
     verdict = judge(found)
     assert (verdict.exit_code, verdict.status) == (3, "inconclusive")
     assert "not of this run" in verdict.headline
+
+
+@pytest.mark.parametrize(
+    ("made_by", "of_the_run"),
+    [
+        ("verify-attn check --json X/check.json --resume",
+         "verify-attn check --json /a/check.json"),
+        ("verify-attn check k:v --json 'a b/check.json'",
+         "verify-attn check k:v --json check.json"),
+        ("verify-attn sweep --json [API key]-run/sweep.json --log [API key]/server.log",
+         "verify-attn sweep --json key-run/sweep.json --log key/server.log"),
+        ("verify-attn sweep --model [API key]-x", "verify-attn sweep --model key-x"),
+    ],
+)  # fmt: skip
+def test_the_same_command_from_elsewhere_is_the_same(made_by: str, of_the_run: str) -> None:
+    assert foreign({"command": made_by}, {}, of_the_run) is None
+    assert foreign({"command": made_by + " --seed 1"}, {}, of_the_run) is not None
+    hidden = {"command": made_by, "commit": "aa[API key]bb"}
+    assert foreign(hidden, {"commit": "aa11bb"}, of_the_run) is None
+    assert foreign(hidden, {"commit": "ba11bb"}, of_the_run) is not None
 
 
 def test_a_run_that_failed_is_not_said_to_have_run_nothing(tmp_path: Path) -> None:

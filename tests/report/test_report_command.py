@@ -63,6 +63,14 @@ def test_what_a_run_left_is_never_overwritten(kept, capsys, name):
     assert (kept / name).read_text() == "kept"
 
 
+def test_a_record_of_another_run_is_not_added_to_one(kept, tmp_path, capsys):
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(records.failing_check() | {"command": "verify-attn check torch"}))
+    (kept / "check.json").unlink()
+    assert run_report([kept, other], out=None, against=None) == 2
+    assert "is not of the run in" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", [".", "check.json"])
 def test_what_is_drawn_behind_is_a_sweeps_record(kept, capsys, given):
     assert run_report([kept], out=None, against=kept / given) == 2

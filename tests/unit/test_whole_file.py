@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from verify_attn.file_errors import file_error
+from verify_attn.record import RecordError, check_writable
 from verify_attn.whole_file import write_whole
 
 
@@ -43,6 +44,33 @@ def test_a_link_stays_one_and_rights_stay(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert real.read_text() == "new"
     assert stat.S_IMODE(real.stat().st_mode) == 0o600
+
+
+def test_a_new_file_has_the_rights_that_the_user_gives(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_whole(tmp_path / "mine", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o600
+
+
+def test_links_that_lead_nowhere_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "away").symlink_to("/proc/nosuch/x.json")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for name in ("away", "circle"):
+        with pytest.raises(RecordError, match=f"no record can be written to .*{name}"):
+            check_writable(tmp_path / name)
+        with pytest.raises(OSError, match=name):
+            write_whole(tmp_path / name, b"x")
+
+
+def test_a_pipe_by_the_name_of_its_handle(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    write_whole(Path(f"/dev/fd/{writer}"), b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_what_is_no_regular_file_is_written_to(tmp_path: Path) -> None:

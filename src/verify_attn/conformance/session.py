@@ -118,12 +118,15 @@ class Progress:
     @classmethod
     def of(cls, known: dict[str, Any]) -> Progress:
         """The inverse of `as_record`."""
-        whole = known["whole"]
+        whole, chunks = known["whole"], [_count(chunk) for chunk in known["chunks"]]
         tallies = {
-            check: Tally(**{**tally, "skipped": Counter(tally["skipped"])})
+            check: Tally(
+                _count(tally["executed"]), Counter(tally["skipped"]), float(tally["worst"])
+            )
             for check, tally in whole["tallies"].items()
         }
-        return cls(known["chunks"], Ran(whole["examples"], whole["long_examples"], tallies))
+        sizes = _count(whole["examples"]), _count(whole["long_examples"])
+        return cls(chunks, Ran(*sizes, tallies))
 
 
 class Session:
@@ -145,6 +148,7 @@ class Session:
         self.examples, self.seed, self.case_json = examples, seed, case
         self.ran = {k: Ran(tallies={c: Tally() for c in self.checks}) for k in self.kernels}
         self._progress = {k: Progress() for k in self.kernels}
+        self._shrinking: dict[tuple[str, int], tuple[Task, dict[str, Any]]] = {}
         self.stopped_early: str | None = None
         self.device: str | None = None  # as the first worker found it
         self._record, self._path = new_record(command), record
@@ -153,8 +157,9 @@ class Session:
 
     @property
     def started(self) -> bool:
-        """Has any example ended?"""
-        return any(ran.examples for ran in self.ran.values())
+        """Has any example ended, or any check failed?"""
+        failed = any(t.failures for ran in self.ran.values() for t in ran.tallies.values())
+        return failed or any(ran.examples for ran in self.ran.values())
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -175,9 +180,15 @@ class Session:
         except BaseException as error:
             self.stopped_early = type(error).__name__
             pool.close()  # a worker may be in the middle of a task
+            for task, failure in list(self._shrinking.values()):
+                self._take(task, {**failure, "final": True})  # seen is seen, if not yet small
             if self.started:
                 self.save()  # neither a mistyped kernel nor haste costs the record that is there
             raise
+        if self.case_json is None:
+            for progress in self._progress.values():  # of a crash with no check left to run
+                for chunk in list(progress.open):
+                    progress.end(chunk)
         self.save()
 
     def save(self) -> None:
@@ -218,7 +229,10 @@ class Session:
                 progress.open.setdefault(task.chunk, Ran()).take(event)
             case "device":
                 self._record["environment"]["device"] = self.device = event["device"]
-            case "failure" if event["final"]:
+            case "failure" if not event["final"]:
+                self._shrinking[task.kernel, task.chunk] = task, event
+            case "failure":
+                self._shrinking.pop((task.kernel, task.chunk), None)
                 tally = ran.tallies[event["check"]]
                 tally.executed += 1
                 if task.case is None:
@@ -250,6 +264,14 @@ class Session:
                     f"{self._path} was made with {_machine(there)}, here is {_machine(here)}; "
                     "one record tells of one machine"
                 )
+            old, new = record.get("commit"), self._record["commit"]
+            if None not in (old, new) and old != new:
+                raise UnusableKernel(
+                    f"{self._path} was made at commit {old}, here is {new}; one record tells of "
+                    "one commit: give --json another path"
+                )
+            if "device" in there:
+                here["device"] = self.device = there["device"]
             missing = set(record["progress"]) - set(self.kernels)
             if missing:
                 raise UnusableKernel(
@@ -259,15 +281,28 @@ class Session:
             for kernel, known in record["progress"].items():
                 self._progress[kernel] = progress = Progress.of(known)
                 self.ran[kernel].add(progress.whole)
+            asked = {(k, c) for k in record["progress"] for c in self.checks}
+            if {
+                (c["parameters"]["kernel"], c["parameters"]["check"]) for c in record["cases"]
+            } != asked:
+                raise KeyError("cases")
             for case in record["cases"]:  # a failure counts, in whatever chunk it was found
-                known = case["parameters"]
+                known, failures = case["parameters"], case.get("failures", [])
+                if bool(failures) != (case["status"] == "fail"):
+                    raise KeyError("failures")
                 tally = self.ran[known["kernel"]].tallies[known["check"]]
-                tally.failures = list(case.get("failures", ()))
+                tally.failures = [{"text": f["text"], "case": f["case"], **f} for f in failures]
                 tally.executed += len(tally.failures)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UnusableKernel(
                 f"{self._path} is damaged, or of an earlier version: {error!r}"
             ) from None
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is no count")
+    return value
 
 
 def _machine(environment: dict[str, Any]) -> dict[str, Any]:

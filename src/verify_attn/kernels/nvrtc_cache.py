@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from verify_attn.whole_file import umask
+
 FOLDER_VARIABLE = "VERIFY_ATTN_CACHE"
 # Another layout of the entries is another format: old entries are then just not found.
 FORMAT = b"verify-attn build 1"
@@ -90,7 +92,7 @@ class Cache:
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".building-")
             with os.fdopen(handle, "wb") as file:
                 file.write(_packed(key, head, body))
-            os.chmod(temporary, 0o644 & ~_umask())  # a cache may be filled for others
+            os.chmod(temporary, 0o644 & ~umask())  # a cache may be filled for others
             os.replace(temporary, self._path(self.folder, key))
             temporary = None
         except OSError as error:
@@ -102,12 +104,6 @@ class Cache:
 
     def _path(self, folder: Path, key: str) -> Path:
         return folder / f"{key}.built"
-
-
-def _umask() -> int:
-    now = os.umask(0o022)
-    os.umask(now)
-    return now
 
 
 def _tell(what: str) -> None:

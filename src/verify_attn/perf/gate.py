@@ -78,7 +78,8 @@ def compare(a: Saved, b: Saved, thresholds: Thresholds) -> Comparison:
             if changed := _changed(old.parameters, new.parameters):
                 reason = f"another problem under the same id ({changed})"
                 verdict = replace(verdict, outcome="unclear", reason=reason)
-        if other_gpu and old.status == "pass":
+        wrong = new is not None and new.status in WRONG  # on whatever GPU
+        if other_gpu and old.status == "pass" and not wrong:
             measured = new is not None and new.status == "pass"
             reason = other_gpu if measured else f"{other_gpu}; {verdict.outcome}: {verdict.reason}"
             verdict = replace(verdict, outcome="unclear", reason=reason)
@@ -117,8 +118,9 @@ def _problem(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in parameters.items() if key not in LABELS}
     with suppress(KeyError, TypeError, ValueError, RecursionError):
         case = json.loads(found["case"])
-        case.pop("seed", None)
-        found["case"] = json.dumps(case)
+        if isinstance(case, dict):
+            told = {key: value for key, value in case.items() if key != "seed"}
+            found["case"] = json.dumps(told, sort_keys=True)
     return found
 
 

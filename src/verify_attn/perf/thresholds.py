@@ -83,7 +83,10 @@ def _table(pyproject: Path) -> dict[str, Any]:
         data: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # of any kind: tomllib has several
         raise ThresholdError(f"{pyproject}: {why(error)}") from None
-    if "verify_attn" in data.get("tool", {}):  # another spelling, which would be passed over
+    tools = data.get("tool", {})
+    if (
+        isinstance(tools, dict) and "verify_attn" in tools
+    ):  # another spelling, which would be passed over
         raise ThresholdError(f"{pyproject}: [tool.verify_attn] is read by nobody; write [{TABLE}]")
     so_far = ""
     for key in TABLE.split("."):

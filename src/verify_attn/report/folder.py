@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,7 @@ from verify_attn.record import not_finite, read_record
 
 STEPS = ("doctor", "check", "bench", "sweep")  # the order in which a run takes them
 RUN_RECORD = "run.json"
+SCRUBBED, HIDDEN = "[API key]", "\0"  # as a sweep writes it; in its place here
 Record = dict[str, Any]
 
 
@@ -103,10 +107,10 @@ def read_step(path: Path, name: str, run: Record | None) -> Step:
 def foreign(record: Record, run: Record, command: str) -> str | None:
     """Why a record is not what this command wrote within this run; None where it may be."""
     made_by = str(record.get("command"))
-    if _words(made_by) != _words(command):
+    if not _alike(_words(made_by), _words(command)):
         return f"it was made by {made_by!r}, the run's by {command!r}"
     there, here = record.get("commit"), run.get("commit")
-    if None not in (there, here) and there != here:
+    if None not in (there, here) and not _alike(_words(str(there)), _words(str(here))):
         return f"it was made at commit {there}, the run at {here}"
     other, own = machine_of(record), machine_of(run)
     if None not in (other, own) and other != own:
@@ -115,8 +119,25 @@ def foreign(record: Record, run: Record, command: str) -> str | None:
 
 
 def _words(command: str) -> list[str]:
-    """Of a command line, but for what a step that goes on has in addition."""
-    return [word for word in command.split() if word != "--resume"]
+    """Of a command line, but for what a step that goes on has in addition, and for the way to the
+    run's folder, which may have been moved."""
+    command = command.replace(SCRUBBED, HIDDEN)  # it has a space
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    own = {*map(record_name, STEPS), "server.log"}
+    names = [Path(word).name for word in words]
+    kept = (name if name in own else word for name, word in zip(names, words, strict=True))
+    return [word for word in kept if word != "--resume"]
+
+
+def _alike(told: Sequence[str], words: Sequence[str]) -> bool:
+    """The same words; where a sweep's record hides the API key, any part of one may have been."""
+    return len(told) == len(words) and all(
+        re.fullmatch(".+".join(map(re.escape, one.split(HIDDEN))), other)
+        for one, other in zip(told, words, strict=True)
+    )
 
 
 def machine_of(record: Record) -> Record | None:
