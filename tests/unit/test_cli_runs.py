@@ -54,6 +54,15 @@ def test_a_full_standard_output_is_told(user, args):
 # -- Ctrl-C --------------------------------------------------------------------------------------
 
 
+def called(process, calls, times):
+    """Wait until the kernel was called so often."""
+    until = time.monotonic() + 60
+    while not calls.exists() or len(calls.read_text()) < times:
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
 def test_ctrl_c_keeps_the_record_and_resume_finishes_it(user):
     args = ["check", "mine:slow", "--only", "written,oracle,padding", "--json", "r.json"]
     args += ["--workers", "2", "--examples", "25"]
@@ -62,11 +71,8 @@ def test_ctrl_c_keeps_the_record_and_resume_finishes_it(user):
         env=os.environ | {"PYTHONPATH": PYTHONPATH, "SLOW": "0.1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    calls, until = user / "calls", time.monotonic() + 60
-    while not calls.exists() or len(calls.read_text()) < 30:
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.05)
+    calls = user / "calls"
+    called(process, calls, 30)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
@@ -110,11 +116,7 @@ def test_ctrl_c_before_anything_ran_costs_no_record(user):
         env=os.environ | {"PYTHONPATH": PYTHONPATH, "SLOW": "30"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    until = time.monotonic() + 60
-    while not (user / "calls").exists():
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.05)
+    called(process, user / "calls", 1)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
